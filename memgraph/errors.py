@@ -1,0 +1,103 @@
+"""What memgraph raises. Every error carries its facts as attributes, and says them in its message."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_SHOWN = 10  # binding tensors that a message lists; the attribute holds them all
+
+
+class MemgraphError(Exception):
+    """The base of every error that memgraph raises on purpose."""
+
+
+class OptionsError(MemgraphError, ValueError):
+    """An option that memgraph does not know, or a value that it does not take."""
+
+
+class OffloadError(MemgraphError, RuntimeError):
+    """An offloaded value could not be stored or brought back; the step that needs it must not go on."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A tensor that is live at the peak of the smallest plan, and so keeps the budget from shrinking.
+
+    Attributes:
+        name: the value's name in the joint graph.
+        bytes: its size.
+        module: path of the module that makes it, `""` where none is known.
+        source: `file:line` of the user's code that makes it, `""` where none is known.
+    """
+
+    name: str
+    bytes: int
+    module: str = ""
+    source: str = ""
+
+
+class BudgetError(MemgraphError, RuntimeError):
+    """The budget cannot be reached; raised before the first step runs.
+
+    Attributes:
+        minimum: the smallest budget that can be reached, in bytes, baseline and reserve included.
+        binding: what is live at its peak, largest first.
+        budget: the budget that was asked for, in bytes, where it is known.
+    """
+
+    def __init__(self, *, minimum: int, binding: Iterable[Binding] = (), budget: int | None = None):
+        self.minimum = minimum
+        self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
+        self.budget = budget
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        asked = "the budget" if self.budget is None else f"the budget of {_exact(self.budget)}"
+        lines = [f"{asked} cannot be reached; the smallest that can is {_exact(self.minimum)}."]
+        if self.binding:
+            lines.append("Live at its peak:")
+        for tensor in self.binding[:_SHOWN]:
+            places = [place for place in (tensor.module, tensor.source) if place]
+            lines.append("  ".join([f"{_format(tensor.bytes):>12}", tensor.name, *places]))
+        if rest := self.binding[_SHOWN:]:
+            lines.append(f"{_format(sum(tensor.bytes for tensor in rest)):>12}  in {len(rest)} more")
+        return "\n".join(lines)
+
+    def __reduce__(self):
+        # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
+        rebuild = functools.partial(
+            type(self), minimum=self.minimum, binding=self.binding, budget=self.budget
+        )
+        return rebuild, (), self.__dict__
+
+
+class VerifyError(MemgraphError, AssertionError):
+    """A pass made a graph that is not legal: a bug in memgraph, never in the user's model.
+
+    Attributes:
+        pass_name: the pass after which the graph was checked.
+        breaches: what is wrong with the graph, one sentence each.
+    """
+
+    def __init__(self, pass_name: str, breaches: Iterable[str]):
+        self.pass_name = pass_name
+        self.breaches = tuple(breaches)
+        super().__init__(pass_name, self.breaches)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"the graph is not legal after pass {self.pass_name!r}:", *map("  - {}".format, self.breaches)]
+        )
+
+
+def _format(size: int) -> str:
+    from memgraph.sizes import format_size  # sizes raises OptionsError, so it imports this module first
+
+    return format_size(size)
+
+
+def _exact(size: int) -> str:
+    """A size to read and, in brackets, the bytes: a budget set to the rounded text might fall short of it."""
+    return f"{_format(size)} ({size} bytes)"

@@ -1,0 +1,1 @@
+"""The joint graph as numbers. Reads fx graphs; decides nothing and rewrites nothing."""

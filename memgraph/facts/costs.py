@@ -1,0 +1,108 @@
+"""What computing a node once more would cost, in seconds.
+
+Matrix work: its FLOPs (torch.utils.flop_counter's formulas) over the measured rate, or its traffic over the memory
+bandwidth where that is longer. Everything that Inductor fuses: the traffic of its output, since its inputs are
+read by the kernel that it joins anyway, and the rate of transcendental functions where it has one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils.flop_counter import flop_registry
+
+from memgraph import compat
+from memgraph.facts.operators import family, short_name
+from memgraph.hardware import Hardware
+
+TRANSCENDENTAL = frozenset(
+    "exp expm1 exp2 log log2 log1p tanh sigmoid silu gelu erf erfc sin cos pow softplus mish tanh_backward "
+    "gelu_backward silu_backward sigmoid_backward atan atan2 asin acos sinh cosh".split()
+)
+
+
+def storage_span(value: torch.Tensor) -> int:
+    """Bytes from the first to the last element of a strided tensor (fake or real)."""
+    sizes = [compat.size_hint(size) for size in value.shape]
+    if 0 in sizes:
+        return 0
+    strides = [compat.size_hint(stride) for stride in value.stride()]
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return (last + 1) * value.element_size()
+
+
+def logical_bytes(value: Any) -> int:
+    """Bytes of all elements, whatever the strides; a list's or tuple's are summed."""
+    if isinstance(value, torch.Tensor):
+        return math.prod(compat.size_hint(size) for size in value.shape) * value.element_size()
+    if isinstance(value, list | tuple):
+        return sum(logical_bytes(item) for item in value)
+    return 0
+
+
+def _shape(item: Any) -> Any:
+    """The shape of an argument, as the FLOP formulas want it; what is no tensor stays what it is."""
+    if isinstance(item, Node):
+        item = item.meta.get("val")
+    if isinstance(item, torch.Tensor):
+        return torch.Size([compat.size_hint(size) for size in item.shape])
+    if isinstance(item, list | tuple):
+        return type(item)(_shape(part) for part in item)
+    return item
+
+
+def flops(node: Node) -> int:
+    """Floating-point operations of one node; 0 where no formula is known."""
+    name = short_name(node.target)
+    if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        # No formula in torch: two products of (queries x keys x width) in the forward, five in the backward.
+        backward = name.endswith("backward")
+        query, key = (_shape(arg) for arg in (node.args[1:3] if backward else node.args[:2]))
+        batch, heads, queries, width = query
+        return (10 if backward else 4) * batch * heads * queries * key[-2] * width
+    formula = flop_registry.get(getattr(node.target, "_overloadpacket", None))
+    if formula is None:
+        return 0
+    keywords = {key: _shape(arg) for key, arg in node.kwargs.items()}
+    return int(formula(*(_shape(arg) for arg in node.args), **keywords, out_val=node.meta.get("val")))
+
+
+def seconds(node: Node, hardware: Hardware) -> float:
+    """Predicted time of one execution of the node by itself."""
+    kind = family(node.target)
+    if kind in ("view", "getitem", "symbol"):
+        return 0.0
+    value = node.meta.get("val")
+    written = logical_bytes(value)
+    if kind in ("pointwise", "reduction"):
+        time = written / hardware.memory_bandwidth
+        if short_name(node.target) in TRANSCENDENTAL:
+            time += written / max(1, _element_size(value)) / hardware.transcendental_rate
+        if kind == "reduction":
+            time += sum(logical_bytes(arg.meta.get("val")) for arg in node.all_input_nodes) / hardware.memory_bandwidth
+        return time
+    traffic = written + sum(logical_bytes(arg.meta.get("val")) for arg in node.all_input_nodes)
+    try:
+        work = flops(node)
+    except Exception:  # a formula that does not know these arguments: the traffic bounds the time from below
+        work = 0
+    return max(traffic / hardware.memory_bandwidth, work / hardware.rate(_dtype_name(value))) + hardware.kernel_overhead
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, list | tuple):
+        return next((found for item in value if (found := _first_tensor(item)) is not None), None)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _element_size(value: Any) -> int:
+    tensor = _first_tensor(value)
+    return tensor.element_size() if tensor is not None else 1
+
+
+def _dtype_name(value: Any) -> str:
+    tensor = _first_tensor(value)
+    return str(tensor.dtype).removeprefix("torch.") if tensor is not None else "float32"

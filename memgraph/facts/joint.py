@@ -1,0 +1,229 @@
+"""The joint graph as numbers: values, storages, sizes, times, regions. What the planner sees instead of fx.
+
+    joint graph (fx) + Inductor's own split of it  ->  JointFacts
+
+Values are indexed in topological order. A view shares the `storage` of what it views.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import fx
+
+from memgraph.facts import regions
+from memgraph.facts.costs import logical_bytes, seconds, storage_span
+from memgraph.facts.operators import family, twice_is_wrong
+from memgraph.hardware import Hardware
+
+Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", "tuple", "symbol"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+    """One node. bytes: of its own storage, 0 where it shares another's. seconds: to compute it once.
+
+    storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
+    fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
+    """
+
+    name: str
+    kind: Kind
+    inputs: tuple[int, ...]
+    storage: int
+    bytes: int
+    seconds: float
+    region: int
+    savable: bool
+    fixed: str = ""
+    pin: tuple[str, str] | None = None
+    module: str = ""
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class JointFacts:
+    """A joint graph without its fx nodes.
+
+    forward, backward: values in execution order; the backward's are those that need a tangent, in the order of
+    Inductor's own split. between: values that either side may compute (neither forward outputs nor tangents need
+    them alone). stock_saved: what Inductor's own split saves. region_names, region_class: by region.
+    """
+
+    values: tuple[Value, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    forward_outputs: tuple[int, ...]
+    backward_outputs: tuple[int, ...]
+    stock_saved: frozenset[int]
+    region_names: tuple[str, ...]
+    region_class: tuple[int, ...]
+
+    def index(self) -> dict[str, int]:
+        return {value.name: i for i, value in enumerate(self.values)}
+
+
+def read_joint(
+    joint: fx.GraphModule,
+    stock_forward: fx.GraphModule,
+    stock_backward: fx.GraphModule,
+    *,
+    num_fwd_outputs: int,
+    hardware: Hardware,
+    rules: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    granularity: int = 1,
+) -> JointFacts:
+    """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
+
+    granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
+    """
+    nodes = [node for node in joint.graph.nodes if node.op != "output"]
+    position = {node: i for i, node in enumerate(nodes)}
+    by_name = {node.name: node for node in nodes}
+    outputs = _flat(next(iter(joint.graph.find_nodes(op="output"))).args[0])
+    tangents = {n for n in nodes if n.op == "placeholder" and ("tangent" in n.name or "bwd_rng" in n.name)}
+    needs_tangent = set(tangents)
+    for node in nodes:
+        if node not in needs_tangent and any(arg in needs_tangent for arg in node.all_input_nodes):
+            needs_tangent.add(node)
+    backward_only = {n for n in nodes if n in needs_tangent or n.meta.get("partitioner_tag") == "must_be_in_backward"}
+    forward = [n for n in nodes if n.op != "placeholder" and n not in backward_only]
+    backward = [
+        by_name[n.name] for n in stock_backward.graph.nodes if n.op not in ("placeholder", "output")
+        and n.name in by_name and by_name[n.name] in backward_only
+    ]
+    paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
+    assigned, names = regions.forward_regions(forward, [paths[node] for node in forward])
+    region_of = dict(zip(forward, assigned, strict=True))
+    region_of |= _backward_regions(forward, backward, region_of, names)
+    region_class = regions.classes(forward, assigned, len(names))
+    rules = list(rules.items() if isinstance(rules, Mapping) else rules)
+
+    roots: dict[fx.Node, fx.Node] = {}
+    values = []
+    for node in nodes:
+        roots[node] = _root(node, roots)
+        val = node.meta.get("val")
+        tensor = isinstance(val, torch.Tensor)
+        kind = _kind(node, val, node in tangents)
+        owns = roots[node] is node and tensor
+        size = -(-storage_span(val) // granularity) * granularity if owns else 0
+        path = paths.get(node, "")
+        values.append(
+            Value(
+                name=node.name,
+                kind=kind,
+                inputs=tuple(position[arg] for arg in node.all_input_nodes),
+                storage=position[roots[node]],
+                bytes=size,
+                seconds=seconds(node, hardware) if node.op == "call_function" else 0.0,
+                region=region_of.get(node, 0),
+                savable=tensor and kind not in ("tangent",),
+                fixed=twice_is_wrong(node) if node.op == "call_function" else "",
+                pin=_pin(node, path, rules),
+                module=path,
+                source=_source(node),
+            )
+        )
+    stock = {n.name for n in _flat(next(iter(stock_forward.graph.find_nodes(op="output"))).args[0])[num_fwd_outputs:]}
+    return JointFacts(
+        values=tuple(values),
+        forward=tuple(position[n] for n in forward),
+        backward=tuple(position[n] for n in backward),
+        forward_outputs=tuple(position[n] for n in outputs[:num_fwd_outputs] if isinstance(n, fx.Node)),
+        backward_outputs=tuple(position[n] for n in outputs[num_fwd_outputs:] if isinstance(n, fx.Node)),
+        stock_saved=frozenset(position[by_name[name]] for name in stock),
+        region_names=tuple(names),
+        region_class=tuple(region_class),
+    )
+
+
+def _flat(outputs: object) -> list:
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def _root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """The node that owns the storage: a getitem of an operator with several outputs owns its own."""
+    if node.op != "call_function":
+        return node
+    kind = family(node.target)
+    if kind == "view" and node.all_input_nodes:
+        return roots[node.all_input_nodes[0]]
+    if kind == "getitem":
+        container = node.args[0]
+        if family(container.target) == "view" and container.all_input_nodes:  # split, unbind: views in a list
+            return roots[container.all_input_nodes[0]]
+    return node
+
+
+def _kind(node: fx.Node, val: object, tangent: bool) -> Kind:
+    if node.op == "placeholder":
+        if tangent:
+            return "tangent"
+        return "primal"
+    if node.op == "get_attr":
+        return "primal" if isinstance(val, torch.Tensor) else "symbol"
+    if isinstance(val, list | tuple):
+        return "tuple"
+    if not isinstance(val, torch.Tensor):
+        return "symbol" if val is not None else "extern"
+    kind = family(node.target)
+    return "extern" if kind in ("getitem", "symbol") else kind
+
+
+def _pin(node: fx.Node, path: str, rules: list[tuple[str, str]]) -> tuple[str, str] | None:
+    tag = getattr(node.meta.get("recompute"), "name", "")
+    if tag == "MUST_SAVE":
+        return ("save", "tagged by the user's checkpoint policy")
+    if tag in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
+        return ("recompute", "tagged by the user's checkpoint policy")
+    for pattern, action in rules:
+        if path and (fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + ".*")):
+            return (action, f"rule {pattern!r}")
+    return None
+
+
+def _source(node: fx.Node) -> str:
+    """"file:line" of the innermost user frame that made the node."""
+    line = ""
+    for text in (node.meta.get("stack_trace") or "").splitlines():
+        text = text.strip()
+        if text.startswith("File "):
+            parts = text.split('"')
+            number = parts[2].split(",")[1].replace("line", "").strip() if len(parts) > 2 else ""
+            line = f"{parts[1]}:{number}"
+    return line
+
+
+def _backward_regions(
+    forward: list[fx.Node], backward: list[fx.Node], region_of: Mapping[fx.Node, int], names: list[str]
+) -> dict[fx.Node, int]:
+    """A backward node belongs to the region of the forward operator whose gradient it computes."""
+    by_sequence: dict[int, int] = {}
+    for node in forward:
+        if "seq_nr" in node.meta:
+            by_sequence[node.meta["seq_nr"]] = region_of[node]
+    by_name = {name: i for i, name in enumerate(names)}
+    found: dict[fx.Node, int] = {}
+    current = len(names) - 1
+    for node in backward:
+        element = regions.element_of(regions.module_path(node.meta.get("fwd_nn_module_stack")))
+        if element in by_name:
+            current = by_name[element]
+        elif node.meta.get("seq_nr") in by_sequence and not node.meta.get("is_gradient_acc"):
+            current = by_sequence[node.meta["seq_nr"]]
+        found[node] = current
+    return found
+
+
+def saved_bytes(facts: JointFacts, saved: Iterable[int]) -> int:
+    """Bytes of the distinct storages of the saved values that are no inputs of the graph."""
+    storages = {facts.values[i].storage for i in saved}
+    return sum(facts.values[s].bytes for s in storages if facts.values[s].kind != "primal")
+
+
+__all__ = ["JointFacts", "Value", "read_joint", "saved_bytes", "logical_bytes"]

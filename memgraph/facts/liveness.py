@@ -1,0 +1,189 @@
+"""What is allocated when: a sweep over a program of values in execution order.
+
+Two models of the same program. `fused=False` is the FX interpreter, exactly: every operator allocates its output
+and a storage is freed after its last use. `fused=True` estimates Inductor: a pointwise value that only fused
+operators read is never materialised, its readers read its inputs instead; an output may take the place of an input of
+its size that dies at the same kernel. Measured against Inductor's own wrapper in docs/decisions/0002.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from memgraph.facts.joint import Value
+
+# Inductor materialises a value with several readers when inlining it would make each of them read more than this
+# many buffers (torch._inductor.config.realize_reads_threshold).
+MOST_INLINED_READS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Slots in execution order: first `inputs` slots that exist at the start, then one slot a step.
+
+    values: the value that each slot holds.  reads: the slots that each slot's step reads (empty for inputs).
+    outputs: slots that live on.  owned: input slots whose storage is freed after its last use; others are the caller's.
+    """
+
+    values: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    inputs: int
+    outputs: frozenset[int]
+    owned: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """storage_of: the slot that owns each slot's bytes (-1: nothing allocated).  births, deaths: by storage slot.
+
+    usage: bytes allocated during each slot's step, above what the program found when it started.
+    """
+
+    storage_of: tuple[int, ...]
+    bytes: dict[int, int]
+    births: dict[int, int]
+    deaths: dict[int, int]
+    usage: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        return max(self.usage, default=0)
+
+
+def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
+    """Run a program through the allocator's books."""
+    storage_of = _storages(values, program)
+    real = _materialised(values, program) if fused else [True] * len(program.values)
+    touched = _touched(values, program, storage_of, real, fused)
+    births: dict[int, int] = {}
+    last: dict[int, int] = {}
+    size: dict[int, int] = {}
+    for slot, value in enumerate(program.values):
+        storage = storage_of[slot]
+        if storage == slot and real[slot]:
+            births[slot] = slot
+            # A saved view keeps all of what it views alive.
+            size[slot] = values[values[value].storage if slot < program.inputs else value].bytes
+            last.setdefault(slot, slot)
+        for read in touched[slot]:
+            last[read] = max(last.get(read, slot), slot)
+    kept = {storage_of[slot] for slot in program.outputs}
+    callers = {storage_of[slot] for slot in range(program.inputs) if slot not in program.owned}
+    deaths = {s: at for s, at in last.items() if s in births and s not in kept and s not in callers}
+    usage = _usage(values, program, births, deaths, size, callers, fused)
+    return Sweep(tuple(storage_of), size, births, deaths, usage)
+
+
+def _storages(values: Sequence[Value], program: Program) -> list[int]:
+    """The slot that owns the bytes of each slot: views share, everything else owns its own."""
+    owner: list[int] = []
+    of_input: dict[int, int] = {}
+    for slot, value in enumerate(program.values):
+        facts = values[value]
+        if slot < program.inputs:
+            owner.append(of_input.setdefault(facts.storage, slot))
+        elif facts.kind == "view" or (facts.storage != value and facts.kind != "symbol"):
+            owner.append(_viewed(values, program, slot, owner))
+        else:
+            owner.append(slot)
+    return owner
+
+
+def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[int]) -> int:
+    storage = values[program.values[slot]].storage
+    for read in program.reads[slot]:
+        if values[program.values[read]].storage == storage:
+            return owner[read]
+    return slot
+
+
+def _materialised(values: Sequence[Value], program: Program) -> list[bool]:
+    """Which slots Inductor gives a buffer."""
+    count = len(program.values)
+    readers = [0] * count
+    wanted = [False] * count
+    for slot in program.outputs:
+        wanted[slot] = True
+    for slot in range(count - 1, program.inputs - 1, -1):
+        kind = values[program.values[slot]].kind
+        for read in program.reads[slot]:
+            readers[read] += 1
+            if kind in ("extern", "tuple") or (kind == "view" and wanted[slot]):
+                wanted[read] = True
+    real = [False] * count
+    inlined: list[frozenset[int]] = [frozenset()] * count
+    for slot, value in enumerate(program.values):
+        kind = values[value].kind
+        if slot < program.inputs:
+            real[slot] = True
+            inlined[slot] = frozenset((slot,))
+            continue
+        reads = frozenset().union(*(inlined[read] for read in program.reads[slot]))
+        if kind == "view":
+            real[slot] = True
+            inlined[slot] = reads
+        elif kind in ("extern", "reduction", "tuple", "primal") or wanted[slot]:
+            real[slot] = True
+            inlined[slot] = frozenset((slot,))
+        elif readers[slot] > 1 and len(reads) > MOST_INLINED_READS:
+            real[slot] = True
+            inlined[slot] = frozenset((slot,))
+        else:
+            inlined[slot] = reads
+    return real
+
+
+def _touched(
+    values: Sequence[Value], program: Program, storage_of: list[int], real: list[bool], fused: bool
+) -> list[frozenset[int]]:
+    """The storages that each slot's kernel reads, through every value that was inlined into it."""
+    through: list[frozenset[int]] = []
+    touched: list[frozenset[int]] = []
+    for slot, value in enumerate(program.values):
+        if slot < program.inputs:
+            through.append(frozenset((storage_of[slot],)))
+            touched.append(frozenset())
+            continue
+        reads = frozenset().union(*(through[read] for read in program.reads[slot]))
+        if not fused:
+            touched.append(reads | {storage_of[slot]})
+            through.append(frozenset((storage_of[slot],)))
+        elif values[value].kind == "view":  # costs nothing and runs nowhere: its readers read what it views
+            touched.append(frozenset())
+            through.append(reads)
+        elif real[slot]:
+            touched.append(reads)
+            through.append(frozenset((slot,)))
+        else:
+            touched.append(frozenset())
+            through.append(reads)
+    return touched
+
+
+def _usage(
+    values: Sequence[Value],
+    program: Program,
+    births: dict[int, int],
+    deaths: dict[int, int],
+    size: dict[int, int],
+    callers: set[int],
+    fused: bool,
+) -> tuple[int, ...]:
+    dying: dict[int, list[int]] = {}
+    for storage, at in deaths.items():
+        dying.setdefault(at, []).append(storage)
+    total = 0
+    usage = []
+    for slot, value in enumerate(program.values):
+        freed = dying.get(slot, ())
+        if slot in births and slot >= program.inputs:
+            in_place = 0
+            if fused and values[value].kind in ("pointwise", "reduction"):
+                in_place = next((size[s] for s in freed if s != slot and size[s] == size[slot]), 0)
+            total += size[slot]
+            usage.append(total - in_place)
+        else:
+            usage.append(total)
+        total -= sum(size[s] for s in freed)
+    return tuple(usage)

@@ -1,0 +1,221 @@
+"""The options of the backend: one dict in, one frozen value out; what is not understood is refused."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    ValidationError,
+)
+
+from memgraph import compat
+from memgraph.errors import OptionsError
+from memgraph.sizes import ALLOWED as SIZES
+from memgraph.sizes import parse_size
+
+ACTIONS = ("save", "recompute")
+UNBUILT_LEVERS = ("offload", "tile")
+# What memgraph sets in Inductor's configuration itself.
+OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn"})
+
+
+def _budget(value: object) -> int | float | str | None:
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, float):
+        if 0 < value <= 1:  # false for NaN, too
+            return value
+    elif isinstance(value, (str, int)) and not isinstance(value, bool):
+        return parse_size(value)
+    raise ValueError(f'allowed: {SIZES}; a fraction above 0.0 and up to 1.0 (float); "auto"; None')
+
+
+def _reserve(value: object) -> int:
+    return parse_size(value, allow_zero=True)
+
+
+def _recompute(value: object) -> object:
+    if isinstance(value, bool):
+        return {} if value else None  # what RecomputeOptions | None is made of
+    if isinstance(value, Mapping):
+        return value
+    raise ValueError('allowed: True, False, or a dict such as {"copies": True}')
+
+
+def _unbuilt(lever: str) -> BeforeValidator:
+    def refuse(value: object) -> bool:
+        if value is None or value is False:
+            return False
+        raise ValueError(f"{lever} is not built yet; allowed: False, None")
+
+    return BeforeValidator(refuse)
+
+
+def _rules(value: object) -> tuple[tuple[str, str], ...]:
+    example = '{"model.layers.*.mlp": "recompute"}'
+    if not isinstance(value, Mapping):
+        raise ValueError(f"allowed: a dict of module path patterns to actions, such as {example}")
+    for pattern, action in value.items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"the pattern {pattern!r} is not a module path; allowed: {example}")
+        if action in ACTIONS:
+            continue
+        rule = f"the action {action!r} of {pattern!r}"
+        if isinstance(action, str) and action.partition(":")[0] in UNBUILT_LEVERS:
+            raise ValueError(f"{rule} needs a lever that is not built yet; allowed: {_listed(ACTIONS)}")
+        raise ValueError(f"{rule} is not known{_nearest(action, ACTIONS)}; allowed: {_listed(ACTIONS)}")
+    return tuple(value.items())
+
+
+def _inductor(value: object) -> str:
+    if not isinstance(value, Mapping):
+        raise ValueError("allowed: a dict of names in Inductor's configuration to plain values")
+    known = compat.inductor_config_keys() if value else frozenset()
+    for key, setting in value.items():
+        if key in OWN_INDUCTOR_KEYS:
+            raise ValueError(
+                f"{key!r} is set by memgraph itself; allowed: any other name in the configuration"
+            )
+        if key not in known:
+            raise ValueError(
+                f"{key!r} is not in Inductor's configuration{_nearest(key, known)}; "
+                "allowed: the names that Inductor's list_options() gives"
+            )
+        if not _is_plain(setting):
+            raise ValueError(
+                f"{key!r} cannot be {reprlib.repr(setting)}; allowed: None, bool, int, finite float, str, "
+                "and lists and dicts (str keys) of these"
+            )
+    return json.dumps(value, sort_keys=True)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON gives `value` back as it is (a tuple comes back as a list)."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, str)
+
+
+class RecomputeOptions(BaseModel):
+    """How values may be recomputed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    copies: StrictBool = True
+    """Recompute a value once for each region that reads it, where one shared copy would stay live longer."""
+
+
+class Options(BaseModel):
+    """The options of one compilation: frozen, hashable, independent of the caller's dict.
+
+    Made by `parse_options`, which turns every refusal into an OptionsError.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    budget: Annotated[int | float | Literal["auto"] | None, PlainValidator(_budget)] = "auto"
+    """The bound on the allocated peak: bytes (int), a fraction (float) of what the unplanned step allocates
+    above the baseline, `"auto"` for what the device has left, None for no bound."""
+
+    reserve: Annotated[int, PlainValidator(_reserve)] = 0
+    """Bytes held back for what memgraph cannot see yet, such as optimizer state made after the first step."""
+
+    recompute: Annotated[RecomputeOptions | None, BeforeValidator(_recompute)] = RecomputeOptions()
+    """The lever that drops values and computes them again; None (given as False) where it may not be used."""
+
+    offload: Annotated[Literal[False], _unbuilt("offload")] = False
+    """The lever that copies values to host memory or NVMe: not built yet."""
+
+    tile: Annotated[Literal[False], _unbuilt("tile")] = False
+    """The lever that runs a region one sequence shard at a time: not built yet."""
+
+    rules: Annotated[tuple[tuple[str, str], ...], PlainValidator(_rules)] = ()
+    """What the planner may not change: (module path pattern, action), in the order given."""
+
+    verify: StrictBool = True
+    """Check the graph after every pass."""
+
+    inductor_json: Annotated[str, PlainValidator(_inductor)] = Field("{}", alias="inductor")
+    """Inductor's configuration as JSON, which is frozen and hashable; read it as `options.inductor`."""
+
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    """torch.compile's mode, which it does not take next to options."""
+
+    progress: Literal["auto"] | StrictBool = "auto"
+    """Show what memgraph is doing while it compiles; `"auto"`: where there is a terminal."""
+
+    cache: StrictBool = True
+    """Keep plans, and use those kept before."""
+
+    @property
+    def inductor(self) -> dict[str, Any]:
+        """What is handed to Inductor's configuration: a fresh dict at each call."""
+        return json.loads(self.inductor_json)
+
+    def key(self) -> str:
+        """Return, for cache keys, a canonical JSON text of all that can change a compiled graph."""
+        return json.dumps(self.model_dump(exclude={"progress"}), sort_keys=True, separators=(",", ":"))
+
+
+def parse_options(options: Mapping[str, Any] | None) -> Options:
+    """Validate and copy `options`; None stands for the defaults.
+
+    Raises OptionsError that names each refused key, its value, what is allowed, and the nearest known key.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionsError(f"options={reprlib.repr(options)} is refused; allowed: a dict, or None")
+    try:
+        return Options.model_validate(dict(options or {}))
+    except ValidationError as error:
+        problems = [_explain(problem) for problem in error.errors(include_url=False)]
+    raise OptionsError("\n".join(dict.fromkeys(problems)))  # once each: a union refuses once for each member
+
+
+def _explain(problem: Mapping[str, Any]) -> str:
+    path = problem["loc"]
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        known = _known_keys(RecomputeOptions if path[0] == "recompute" and len(path) > 1 else Options)
+        name = ".".join(map(str, path))
+        value = "" if problem["type"] == "invalid_key" else f" (value {reprlib.repr(problem['input'])})"
+        return f"option {name!r}{value} is not known{_nearest(path[-1], known)}; allowed: {_listed(known)}"
+    # A union adds the name of the member to the path; the option is all that a user knows.
+    name = ".".join(map(str, path[:2] if path[0] == "recompute" else path[:1]))
+    if problem["type"] == "value_error":
+        why = str(problem["ctx"]["error"])
+    else:
+        why = f"allowed: {_ALLOWED.get(name, 'True, False')}"
+    return f"option {name!r} cannot be {reprlib.repr(problem['input'])}: {why}"
+
+
+_ALLOWED = {
+    "mode": 'None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"',
+    "progress": '"auto", True, False',
+}
+
+
+def _known_keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), sorted(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,1 @@
+"""Numbers in, decisions out: nothing here ever sees an fx.Node."""

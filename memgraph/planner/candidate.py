@@ -1,0 +1,33 @@
+"""A scheduled and swept choice, and the two ways to order choices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from memgraph.facts.liveness import Sweep
+from memgraph.planner.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """peak: bytes above the baseline.  seconds: of recomputation beyond Inductor's own choice.
+
+    stock: this is Inductor's own choice, and its own split of the graph may stand as it is.
+    """
+
+    schedule: Schedule
+    forward: Sweep
+    backward: Sweep
+    peak: int
+    seconds: float
+    stock: bool = False
+
+
+def fastest(candidate: Candidate) -> tuple[float, int]:
+    """Order by time; ties go to the lower peak."""
+    return (round(candidate.seconds, 9), candidate.peak)
+
+
+def smallest(candidate: Candidate) -> tuple[int, float]:
+    """Order by peak; ties go to the faster."""
+    return (candidate.peak, round(candidate.seconds, 9))

@@ -1,0 +1,301 @@
+"""An abstract interpreter for the Python wrapper that Inductor writes around its kernels.
+
+It walks the wrapper's syntax tree with tensors that have a size, a stride and a storage, but no contents.
+Nothing of the wrapper is executed. A storage is a Python object and the wrapper's variables are held in a
+dict, so the interpreter's own reference counts free a storage exactly where those of the wrapper do: at the
+`del` of its last name, when an argument list is cleared, when a tuple of outputs goes.
+
+What it does not know it refuses with NotReadable: a statement that is skipped would be bytes missed.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from memgraph.errors import MemgraphError
+from memgraph.facts import scratch
+from memgraph.storages import Opaque, Storage, Tensor, operator_outputs, resolve, span, view
+
+
+class NotReadable(MemgraphError, ValueError):
+    """The wrapper has a statement that the interpreter does not understand.
+
+    Attributes:
+        line: its number in the source, 0 where there is none.  text: the statement.
+    """
+
+    def __init__(self, line: int, text: str, reason: str):
+        self.line, self.text, self.reason = line, text, reason
+        super().__init__(f"line {line} of Inductor's wrapper, `{text[:200]}`: {reason}")
+
+    def __reduce__(self):
+        return type(self), (self.line, self.text, self.reason)
+
+
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    getattr(ast, node): getattr(operator, function)
+    for node, function in re.findall(
+        r"(\w+):(\w+)",
+        "Add:add Sub:sub Mult:mul Div:truediv FloorDiv:floordiv Mod:mod Pow:pow LShift:lshift RShift:rshift "
+        "USub:neg UAdd:pos Not:not_ Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge",
+    )
+}
+_BUILTINS: dict[str, Callable[..., Any]] = {
+    **{function.__name__: function for function in (max, min, abs, int, float, bool, len)},
+    "device": torch.device,
+}
+_OPS = re.compile(r"(torch\.ops|aten|inductor_ops|_quantized|extern_kernels)\.")
+# What neither allocates nor returns anything that does: streams, events, markers, hooks, checks of alignment.
+_INERT = re.compile(
+    r"get_raw_stream|get_external_object_by_index|torch\.(cuda|xpu|accelerator)\.[\w.]+|torch\.Event"
+    r"|\w+\.(record|synchronize|wait)|run_intermediate_hooks|assert_alignment|start_graph|end_graph|nvtx\.\w+"
+)
+_EMPTY = re.compile(r"(?:tracked_)?empty_strided(?:_(cpu|cuda|xpu|mtia))?(?:_(?:pinned|p2p))?")
+
+
+class Interpreter:
+    """Runs one wrapper source.  log: told of each allocation (+) and free (-) on `device`, in order."""
+
+    def __init__(
+        self,
+        source: str,
+        log: Callable[[str, int], None],
+        *,
+        prefix: str,
+        symbols: Mapping[str, int],
+        device: str,
+        granularity: int,
+    ):
+        self._log, self._prefix, self._symbols = log, prefix, symbols
+        self._device, self._granularity = device, granularity
+        self._names: dict[str, int] = {}
+        self._target = ""
+        self._functions: dict[str, ast.FunctionDef] = {}
+        self._globals: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+        self._partitions: list[str] = []
+        for node in ast.parse(source).body:
+            self._define(node)
+
+    def _define(self, node: ast.stmt) -> None:
+        match node:
+            case ast.ClassDef(name="Runner", body=body):
+                for method in body:
+                    if isinstance(method, ast.FunctionDef) and method.name == "call":
+                        self._functions["call"] = method
+            case ast.FunctionDef(name=name):
+                self._functions[name] = node
+            case ast.Assign(
+                targets=[ast.Name(id="runner")], value=ast.Call(keywords=[ast.keyword(value=ast.List(elts))])
+            ):
+                self._partitions = [ast.unparse(element) for element in elts]
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                self._globals[name] = Opaque(name)
+
+    # Storages
+
+    def storage(self, nbytes: int, device: str) -> Storage:
+        """A new storage, named after the variable that is being assigned."""
+        self._names[self._target] = count = self._names.get(self._target, 0) + 1
+        name = f"{self._prefix}.{self._target}" + (f"#{count}" if count > 1 else "")
+        if torch.device(device).type != self._device:
+            return Storage(name, nbytes, None)
+        nbytes = -(-nbytes // self._granularity) * self._granularity
+        self._log(name, nbytes)
+        return Storage(name, nbytes, self._log)
+
+    def _empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
+        nbytes = span(size, stride) * dtype.itemsize
+        return Tensor(self.storage(nbytes, device), tuple(size), tuple(stride), dtype, device)
+
+    # Statements
+
+    def call(self, function: str, args: list[Any]) -> Any:
+        """Interpret a function of the wrapper; like the real one, it empties `args`."""
+        definition = self._functions.get(function)
+        if definition is None:
+            raise NotReadable(0, function, "the source has no such function")
+        frame = {definition.args.args[-1].arg: args}  # the last, because `call` may have a self before it
+        del args
+        for statement in self._statements(definition.body, frame):
+            try:
+                if isinstance(statement, ast.Return):
+                    self._target = "return"
+                    return self._eval(statement.value, frame)
+                self._execute(statement, frame)
+            except NotReadable:
+                raise
+            except Exception as error:  # whatever goes wrong, the bytes are not known
+                reason = f"{type(error).__name__}: {error}"
+                raise NotReadable(statement.lineno, ast.unparse(statement), reason) from error
+        raise NotReadable(definition.lineno, function, "it returns nothing")
+
+    def _statements(self, body: list[ast.stmt], frame: dict[str, Any]) -> Iterator[ast.stmt]:
+        for statement in body:
+            match statement:
+                case ast.With(items=items, body=inner):  # a device or a stream is made current
+                    for item in items:
+                        self._eval(item.context_expr, frame)
+                    yield from self._statements(inner, frame)
+                case ast.If(test=test, body=inner, orelse=other):
+                    yield from self._statements(inner if self._eval(test, frame) else other, frame)
+                case _:
+                    yield statement
+
+    def _execute(self, statement: ast.stmt, frame: dict[str, Any]) -> None:
+        match statement:
+            case ast.Assign(targets=[target], value=value):
+                self._target = ast.unparse(target)
+                self._bind(target, self._eval(value, frame), frame)
+            case ast.Expr(value=value) | ast.Assert(test=value):
+                self._target = "temporary"
+                self._eval(value, frame)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    del frame[ast.unparse(target)]
+            case ast.Pass():
+                pass
+            case _:
+                raise self._refuse(statement, "a kind of statement that is not known")
+
+    def _bind(self, target: ast.expr, value: Any, frame: dict[str, Any]) -> None:
+        match target:
+            case ast.Name(id=name):
+                frame[name] = value
+            case ast.Tuple(elts=elts):
+                for element, item in zip(elts, value, strict=True):
+                    self._bind(element, item, frame)
+            case _:
+                raise self._refuse(target, "a kind of assignment that is not known")
+
+    def _refuse(self, node: ast.AST, reason: str) -> NotReadable:
+        return NotReadable(getattr(node, "lineno", 0), ast.unparse(node), reason)
+
+    # Expressions
+
+    def _eval(self, node: ast.expr | None, frame: dict[str, Any]) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return frame[name] if name in frame else self._global(node)
+            case ast.Tuple(elts=elts):
+                return tuple([self._eval(element, frame) for element in elts])
+            case ast.List(elts=elts):
+                return [self._eval(element, frame) for element in elts]
+            case ast.Subscript(value=value, slice=index):
+                return self._eval(value, frame)[self._eval(index, frame)]
+            case (
+                ast.BinOp(left=left, op=op, right=right)
+                | ast.Compare(left=left, ops=[op], comparators=[right])
+            ):
+                return _OPERATORS[type(op)](self._eval(left, frame), self._eval(right, frame))
+            case ast.UnaryOp(op=op, operand=operand):
+                return _OPERATORS[type(op)](self._eval(operand, frame))
+            case ast.BoolOp(op=op, values=values):
+                return (all if isinstance(op, ast.And) else any)(self._eval(value, frame) for value in values)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return self._eval(body if self._eval(test, frame) else other, frame)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Call():
+                return self._call(node, frame)
+        raise self._refuse(node or ast.Pass(), "a kind of expression that is not known")
+
+    def _global(self, node: ast.Name) -> Any:
+        if node.id in self._globals:
+            return self._globals[node.id]
+        raise self._refuse(node, "a name that the source does not define")
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        match node:
+            case ast.Attribute(value=ast.Name(id="torch"), attr=attr):  # torch.float32, torch.strided
+                return getattr(torch, attr)
+            case ast.Attribute(value=ast.Name(id="math"), attr=attr):
+                return getattr(math, attr)
+        raise self._refuse(node, "an attribute that is not known")
+
+    def _call(self, node: ast.Call, frame: dict[str, Any]) -> Any:
+        path = ast.unparse(node.func)
+        if _INERT.fullmatch(path):
+            return Opaque(path)
+        symbol = self._symbols.get(self._target)
+        if path.endswith(".item") and symbol is not None:  # its value depends on data; the caller gave a hint
+            return symbol
+        args = [self._eval(arg, frame) for arg in node.args]
+        kwargs = {keyword.arg: self._eval(keyword.value, frame) for keyword in node.keywords}
+        if empty := _EMPTY.fullmatch(path):
+            return self._allocate(empty[1], *args, **kwargs)
+        if path in self._functions:
+            return self.call(path, args.pop())
+        if path in _BUILTINS:
+            return _BUILTINS[path](*args, **kwargs)
+        if _OPS.match(path):
+            return self._operator(path, args, kwargs)
+        match node.func:
+            case ast.Name(id="assert_size_stride"):
+                return self._check(node, *args)
+            case ast.Name(id="reinterpret_tensor"):
+                return view(*args)
+            case ast.Name(id="alloc_from_pool"):
+                pool, _, dtype, size, stride = args
+                return Tensor(pool.storage, size, stride, dtype, pool.device)
+            case ast.Name(id="copy_if_misaligned"):  # what torch's allocators hand out is aligned
+                return args[0]
+            case ast.Name(id=name) if isinstance(self._globals.get(name), Opaque):
+                return None  # a compiled C++ kernel: it writes into its arguments
+            case ast.Attribute(value=ast.Name(id=name), attr="run") if name in self._globals:
+                return None  # a Triton kernel
+            case ast.Attribute(value=ast.Name(id="math")):
+                return self._eval(node.func, frame)(*args)
+            case ast.Subscript(value=ast.Attribute(attr="partitions"), slice=ast.Constant(value=index)):
+                return self.call(self._partitions[index], args.pop())
+            case ast.Attribute(value=value, attr=method):
+                return self._method(node, self._eval(value, frame), method, args)
+        raise self._refuse(node, "a call that is not known")
+
+    def _method(self, node: ast.Call, value: Any, method: str, args: list[Any]) -> Any:
+        match value, method:
+            case list(), "clear":
+                return value.clear()
+            case Tensor(), "size" | "stride":
+                return getattr(value, method)[args[0]] if args else getattr(value, method)
+            case Tensor(), "as_strided":
+                return view(value, *args)
+            case Tensor(), "copy_" | "zero_" | "fill_":
+                return value
+            case int(), "__floordiv__":
+                return value // args[0]
+        raise self._refuse(node, "a method that is not known")
+
+    def _allocate(self, device: str | None, size: Any, stride: Any, *rest: Any, **kwargs: Any) -> Tensor:
+        dtype = kwargs.get("dtype") or rest[0]
+        device = str(device or kwargs.get("device") or rest[1])
+        return self._empty(size, stride, dtype, device)
+
+    def _check(self, node: ast.Call, tensor: Any, size: Any, stride: Any, *_: str) -> None:
+        """The wrapper checks its layouts at run time; they had better be the ones found here."""
+        if isinstance(tensor, Tensor):
+            steps = zip(size, tensor.stride, stride, strict=True)
+            if tensor.size != tuple(size) or any(n > 1 and mine != theirs for n, mine, theirs in steps):
+                raise self._refuse(node, f"found size {tensor.size} and stride {tensor.stride}")
+
+    # Operators
+
+    def _operator(self, path: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The outputs of an operator: allocated, unless they lie in the storage of an input."""
+        if "out" in kwargs:
+            outputs = kwargs["out"]
+        else:
+            outputs = operator_outputs(resolve(path), args, kwargs, self.storage)
+        namespace, name, *_ = path.removeprefix("torch.ops.").split(".")
+        if self._device == "cpu" and namespace in ("aten", "extern_kernels"):
+            self._target = f"{name} scratch"
+            self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line
+        return outputs

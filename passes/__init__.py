@@ -1,0 +1,1 @@
+"""Rewrites of the graph, one a file. A pass realises a plan and never decides."""

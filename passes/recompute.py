@@ -1,0 +1,50 @@
+"""Put the backward's operators into the plan's order, and run those again of which the plan wants copies.
+
+    before:  m = mask(); a = g2(m, dz); ... ; b = g1(m, dy)          m lives from the first use to the last
+    after:   m = mask(); a = g2(m, dz); ... ; m_copy1 = mask(); b = g1(m_copy1, dy)
+
+A copy reads what the plan says that it reads: the edges of the new graph are the plan's, positions follow from them.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from memgraph import compat
+from memgraph.planner.plan import Plan
+
+
+def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
+    """Return the backward in the plan's order.  Raises ValueError where graph and plan do not hold the same operators."""
+    old = {node.name: node for node in backward.graph.nodes}
+    graph = fx.Graph()
+    new: dict[tuple[str, int], fx.Node] = {}
+    for node in backward.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            new[node.name, 0] = graph.node_copy(node)
+    for step in plan.backward:
+        if (step.name, 0) in new and step.copy == 0:
+            continue
+        node = old.get(step.name)
+        if node is None:
+            raise ValueError(f"the plan runs {step.name}, which the backward does not hold")
+        copies = dict(zip(node.all_input_nodes, step.reads, strict=True))
+        source = lambda arg, copies=copies: new[arg.name, copies[arg]]  # noqa: E731
+        made = graph.create_node(
+            node.op,
+            node.target,
+            fx.map_arg(node.args, source),
+            fx.map_arg(node.kwargs, source),
+            name=step.name if step.copy == 0 else f"{step.name}_copy{step.copy}",
+            type_expr=node.type,
+        )
+        made.meta = dict(node.meta)
+        new[step.name, step.copy] = made
+    missing = [name for name, node in old.items() if node.op == "call_function" and (name, 0) not in new]
+    if missing:
+        raise ValueError(f"the backward holds operators that the plan does not run: {', '.join(missing[:5])}")
+    (output,) = backward.graph.find_nodes(op="output")
+    last = {step.name: step.copy for step in plan.backward}
+    graph.output(fx.map_arg(output.args[0], lambda arg: new[arg.name, last.get(arg.name, 0)]))
+    next(iter(graph.find_nodes(op="output"))).meta.update(output.meta)
+    return compat.raise_getitems(fx.GraphModule(backward, graph))

@@ -1,0 +1,62 @@
+import pickle
+
+import pytest
+
+from memgraph.errors import Binding, BudgetError, MemgraphError, OffloadError, OptionsError, VerifyError
+
+SMALL = Binding("mul_3", 1024)
+LARGE = Binding("mm_1", 3 * 1024**3, "model.layers.0.mlp", "llama.py:42")
+
+
+def test_budget_error_says_what_to_do():
+    error = BudgetError(minimum=12 * 1024**3 + 1, binding=[SMALL, LARGE], budget=10 * 1024**3)
+    assert error.minimum == 12 * 1024**3 + 1
+    assert error.binding == (LARGE, SMALL)
+    lines = str(error).splitlines()
+    assert "10.0 GiB" in lines[0] and "12.0 GiB (12884901889 bytes)" in lines[0]
+    assert lines[2].split() == ["3.0", "GiB", "mm_1", "model.layers.0.mlp", "llama.py:42"]
+    assert lines[3].split() == ["1.0", "KiB", "mul_3"]
+
+
+def test_budget_error_lists_the_largest_and_sums_up_the_rest():
+    error = BudgetError(minimum=1, binding=[Binding(f"v{i}", 1024 * i) for i in range(1, 31)])
+    message = str(error)
+    assert len(error.binding) == 30
+    assert "v30" in message and "v21" in message and "v20" not in message
+    assert "210.0 KiB  in 20 more" in message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BudgetError(minimum=7, binding=(LARGE,), budget=5),
+        BudgetError(minimum=7),
+        VerifyError("recompute", ["a", "b"]),
+        OptionsError("no"),
+        OffloadError("short read"),
+    ],
+)
+def test_survives_pickling(error):
+    error.rank = 3
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error) and str(copy) == str(error) and copy.__dict__ == error.__dict__
+
+
+def test_verify_error_names_the_pass_and_each_breach():
+    error = VerifyError("partition", iter(["mm used before it is made", "an output changed its stride"]))
+    assert error.pass_name == "partition"
+    assert error.breaches == ("mm used before it is made", "an output changed its stride")
+    assert all(text in str(error) for text in ("partition", *error.breaches))
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (OptionsError, ValueError),
+        (BudgetError, RuntimeError),
+        (OffloadError, RuntimeError),
+        (VerifyError, AssertionError),
+    ],
+)
+def test_is_caught_as_the_builtin_and_as_ours(error, builtin):
+    assert issubclass(error, builtin) and issubclass(error, MemgraphError)

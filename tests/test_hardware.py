@@ -1,0 +1,121 @@
+import dataclasses
+import json
+import stat
+
+import pytest
+import torch
+
+from memgraph import hardware
+from memgraph.cache import cache_folder
+from memgraph.hardware import Hardware
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMGRAPH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_json_round_trip():
+    h100 = hardware.built_in("NVIDIA H100 80GB HBM3")
+    assert h100.name == "H100"
+    assert Hardware.from_json(h100.to_json()) == h100
+    assert hash(h100) == hash(Hardware.from_json(h100.to_json()))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"flops": 3}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError, match="not the figures of a device"):
+        Hardware.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_bandwidth": 0},
+        {"kernel_overhead": -1},
+        {"capacity": None},
+        {"transcendental_rate": float("inf")},
+        {"flops": {"bfloat16": 1.0}},
+        {"colour": "green"},
+    ],
+)
+def test_figures_that_cannot_be_are_refused(change):
+    fields = json.loads(hardware.built_in("cpu").to_json()) | change
+    with pytest.raises(ValueError, match="not the figures of a device"):
+        Hardware.from_json(json.dumps(fields))
+
+
+def test_rate_by_dtype():
+    a100 = hardware.built_in("NVIDIA A100-SXM4-40GB")
+    assert a100.rate(torch.bfloat16) == a100.rate("bfloat16") > a100.rate(torch.float32)
+    assert a100.rate(torch.int8) == a100.rate(torch.float32)
+
+
+def test_built_in_names():
+    assert hardware.built_in("NVIDIA GeForce RTX 4090").name == "RTX 4090"
+    assert hardware.built_in("NVIDIA H200").name == "H200"
+    assert hardware.built_in("NVIDIA L4").name == "generic CUDA device"
+    assert hardware.built_in("cpu").device == "cpu"
+
+
+def test_load_without_a_measurement_is_built_in_with_this_machines_memory():
+    cpu = hardware.load("cpu")
+    assert cpu.name == hardware.device_name("cpu")
+    assert cpu.flops == hardware.built_in("cpu").flops
+    assert 1 << 28 < cpu.capacity < 1 << 50
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_generic():
+    assert hardware.load("cuda").name == "generic CUDA device"
+
+
+def test_saved_figures_are_found_again_and_replaced(folder):
+    figures = dataclasses.replace(hardware.load("cpu"), memory_bandwidth=123.0)
+    hardware.save(figures)
+    assert hardware.load("cpu") == figures
+    figures = dataclasses.replace(figures, memory_bandwidth=456.0)
+    file = hardware.save(figures)
+    assert hardware.load("cpu") == figures
+    assert list(folder.iterdir()) == [file]  # nothing half-written stays
+    assert torch.__version__.split("+")[0] in file.name
+
+
+def test_damaged_file_is_passed_over():
+    file = hardware.save(hardware.load("cpu"))
+    file.write_text(file.read_text()[:40])
+    assert hardware.load("cpu").flops == hardware.built_in("cpu").flops
+    file.write_bytes(b"\xff\xfe")
+    assert hardware.load("cpu").flops == hardware.built_in("cpu").flops
+
+
+def test_unwritable_cache_is_no_reason_to_fail(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEMGRAPH_CACHE", str(tmp_path / "file" / "cache"))
+    assert hardware.load("cpu").flops == hardware.built_in("cpu").flops
+
+
+def test_other_kinds_are_refused():
+    for ask in (hardware.load, hardware.calibrate):
+        with pytest.raises(ValueError, match="meta"):
+            ask("meta")
+
+
+def test_cache_folder(folder, monkeypatch, tmp_path):
+    assert cache_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.delenv("MEMGRAPH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "memgraph"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "memgraph"
+
+
+@pytest.mark.slow
+def test_calibrate_gives_figures_that_can_be():
+    measured = hardware.calibrate("cpu")
+    assert Hardware.from_json(measured.to_json()) == measured
+    assert 1e8 < measured.rate(torch.float32) < 1e14
+    assert 1e8 < measured.memory_bandwidth < 1e13
+    assert 1e-8 < measured.kernel_overhead < 1e-2

@@ -1,0 +1,141 @@
+import json
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from memgraph.errors import OptionsError
+from memgraph.options import parse_options
+
+
+def refusal(options) -> str:
+    with pytest.raises(OptionsError) as error:
+        parse_options(options)
+    return str(error.value)
+
+
+def test_defaults():
+    options = parse_options(None)
+    assert options == parse_options({})
+    assert options.budget == "auto" and options.reserve == 0 and options.mode is None
+    assert options.recompute.copies and options.verify and options.cache
+    assert options.offload is False and options.tile is False
+    assert options.rules == () and options.inductor == {}
+
+
+@pytest.mark.parametrize(
+    ("budget", "parsed"),
+    [("20GiB", 20 * 1024**3), (1000, 1000), (0.4, 0.4), (1.0, 1.0), ("auto", "auto"), (None, None)],
+)
+def test_budgets(budget, parsed):
+    value = parse_options({"budget": budget}).budget
+    assert value == parsed and type(value) is type(parsed)
+
+
+@pytest.mark.parametrize("budget", [1.5, 0.0, -0.1, float("nan"), True, 0, -5, "20 GiBs", "0.4", [1], "Auto"])
+def test_refused_budgets(budget):
+    message = refusal({"budget": budget})
+    assert "'budget'" in message and repr(budget) in message
+    assert "allowed" in message or "1 byte or more" in message
+
+
+def test_zero_reserve_is_allowed():
+    assert parse_options({"reserve": 0}).reserve == 0
+    assert parse_options({"reserve": "2GiB"}).reserve == 2 * 1024**3
+
+
+def test_recompute_forms():
+    assert parse_options({"recompute": False}).recompute is None
+    assert parse_options({"recompute": True}) == parse_options({"recompute": {}}) == parse_options({})
+    assert parse_options({"recompute": {"copies": False}}).recompute.copies is False
+
+
+@pytest.mark.parametrize("lever", ["offload", "tile"])
+def test_levers_that_are_not_built_are_refused(lever):
+    assert getattr(parse_options({lever: None}), lever) is False
+    for value in (True, {}, {"host": "1GiB"}, 0, ""):
+        assert f"{lever} is not built yet" in refusal({lever: value})
+    assert "not built yet" in refusal({"rules": {"lm_head": f"{lever}:16"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"budjet": 3}, ["'budjet'", "3", "did you mean 'budget'"]),
+        ({"recompute": {"copis": 1}}, ["'recompute.copis'", "1", "did you mean 'copies'"]),
+        ({"recompute": {"copies": 1}}, ["'recompute.copies'", "1", "True, False"]),
+        ({"recompute": None}, ["'recompute'", "None", "True, False"]),
+        ({"inductor": {"max_autotun": 1}}, ["'inductor'", "'max_autotun'", "did you mean 'max_autotune'"]),
+        ({"inductor": {"custom_partitioner_fn": None}}, ["set by memgraph itself"]),
+        ({"inductor": {"max_autotune": print}}, ["'max_autotune'", "print"]),
+        ({"inductor": {"cpp.cxx": [float("inf")]}}, ["'cpp.cxx'", "inf"]),
+        ({"inductor": {3: 4}}, ["3 is not in Inductor's configuration"]),
+        ({"inductor_json": "{}"}, ["'inductor_json'", "did you mean 'inductor'"]),
+        ({"rules": {"a.b": "recompte"}}, ["'a.b'", "'recompte'", "did you mean 'recompute'"]),
+        ({"rules": {"": "save"}}, ["''"]),
+        ({"rules": [("a", "save")]}, ["'rules'", "dict"]),
+        ({"mode": "fast"}, ["'mode'", "'fast'", '"max-autotune"']),
+        ({"progress": "yes"}, ["'progress'", "'yes'", '"auto"']),
+        ({"verify": 1}, ["'verify'", "1", "True, False"]),
+        ({4: 5}, ["'4'", "allowed"]),
+        ([("budget", 1)], ["a dict"]),
+        ("budget", ["a dict"]),
+    ],
+)
+def test_refusals_name_the_key_the_value_and_what_is_allowed(options, parts):
+    message = refusal(options)
+    assert all(part in message for part in parts), message
+
+
+def test_every_refusal_is_reported_once():
+    message = refusal({"verify": None, "progress": 3, "x": 1})
+    assert len(message.splitlines()) == 3
+
+
+def test_holds_nothing_of_the_caller():
+    given = {"rules": {"a": "save"}, "inductor": {"post_grad_fusion_options": {"x": [1]}}}
+    options = parse_options(given)
+    key = options.key()
+    given["rules"]["b"] = "save"
+    given["inductor"]["post_grad_fusion_options"]["x"].append(2)
+    options.inductor["max_autotune"] = True  # a copy, too
+    assert options.key() == key
+    assert options.inductor == {"post_grad_fusion_options": {"x": [1]}}
+    with pytest.raises(ValidationError):
+        options.budget = None
+
+
+def test_is_a_value():
+    given = {"budget": "1GiB", "rules": {"a": "save"}, "inductor": {"max_autotune": True}, "recompute": {}}
+    options = parse_options(given)
+    assert hash(options) == hash(parse_options(dict(given)))
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_key_is_canonical():
+    one = parse_options({"inductor": {"max_autotune": True, "debug": False}, "budget": "1GiB"})
+    two = parse_options({"budget": 1024**3, "inductor": {"debug": False, "max_autotune": True}})
+    assert one.key() == two.key()
+    assert json.loads(one.key())["budget"] == 1024**3
+    assert parse_options({"progress": True}).key() == parse_options({"progress": False}).key()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget": 1},
+        {"budget": 1.0},
+        {"reserve": 1},
+        {"recompute": False},
+        {"recompute": {"copies": False}},
+        {"rules": {"a": "save"}},
+        {"rules": {"a": "recompute"}},
+        {"verify": False},
+        {"inductor": {"debug": True}},
+        {"mode": "default"},
+        {"cache": False},
+    ],
+)
+def test_key_tells_options_apart(options):
+    assert parse_options(options).key() != parse_options(None).key()
+    assert parse_options({"budget": 1}).key() != parse_options({"budget": 1.0}).key()
