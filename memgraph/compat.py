@@ -157,3 +157,146 @@ def fake_evaluation() -> Iterator[None]:
 def storage_id(tensor: Any) -> int:
     """The same number for tensors that share a storage, for as long as one of them lives; fake ones too."""
     return tensor.untyped_storage()._cdata
+
+
+def must_save() -> Any:
+    """The tag in `node.meta["recompute"]` that keeps Inductor's partitioner from computing a value again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_SAVE
+
+
+def must_recompute() -> Any:
+    """The tag that makes Inductor's partitioner compute a value again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_RECOMPUTE
+
+
+def compile_graph(gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any]) -> Any:
+    """Inductor over a Dynamo graph; both directions are compiled before this returns.
+
+    The functorch settings hold for this compilation alone. Below a budget of 1.0 torch's partitioner would redraw dropout.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, activation_memory_budget=1.0):
+        return compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
+
+
+def inner_compile() -> Any:
+    """Inductor's compiler of one graph."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """What `torch.compile(mode=...)` sets in Inductor's configuration."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+def config_fingerprint() -> bytes:
+    """A hash of Inductor's and functorch's configuration as it stands."""
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    return inductor_config.get_hash() + functorch_config.get_hash()
+
+
+def through_dynamo(error: Exception) -> Exception:
+    """The same error, of a class that Dynamo hands to the user as it is instead of wrapping it."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    kind = type(error)
+    if isinstance(error, ShortenTraceback):
+        return error
+    through = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    copy = through.__new__(through)
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    copy.first_useful_frame = None
+    return copy.with_traceback(error.__traceback__)
+
+
+def compile_id() -> str:
+    """Dynamo's name for the frame that it is compiling, `[0/0]`; "" outside of Dynamo."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+def compiled_function_name() -> str:
+    """The name of the function that Dynamo is compiling; "" outside of Dynamo."""
+    from torch._guards import TracingContext
+
+    stack = TracingContext.extract_stack()
+    return stack[0].name if stack else ""
+
+
+def copy_graph(gm: Any) -> Any:
+    """A Dynamo graph that Inductor may take apart; parameters and constants are shared with the original."""
+    import torch.fx as fx
+
+    copy = fx.GraphModule(gm, _copied(gm.graph))
+    copy.meta = dict(gm.meta)
+    return copy
+
+
+def _copied(graph: Any) -> Any:
+    import torch.fx as fx
+
+    new = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
+    values: dict[Any, Any] = {}
+    result = new.graph_copy(graph, values, return_output_node=True)
+    if result is not None:
+        value, old = result
+        output = new.output(value)
+        output.meta = dict(old.meta)
+    for old, copied in values.items():
+        copied.meta = dict(old.meta)
+        for name, attribute in vars(old).items():  # Dynamo keeps the input's source on the node itself
+            if name.startswith("_dynamo"):
+                setattr(copied, name, attribute)
+    new.set_codegen(graph._codegen)
+    return new
+
+
+def graph_text(gm: Any, inputs: Any) -> str:
+    """All of a Dynamo graph that decides what it is compiled to, as text."""
+    import torch
+
+    lines = [gm.print_readable(print_output=False, include_stride=True, include_device=True)]
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            lines.append(f"{tuple(item.shape)} {item.stride()} {item.dtype} {item.device} {item.requires_grad}")
+        else:
+            lines.append(repr(item))
+    return "\n".join(lines)
+
+
+def free_memory() -> int:
+    """Bytes of memory that the machine could still give out."""
+    import os
+
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def tangents_are_given_away() -> bool:
+    """Whether a compiled backward gets the only reference to its tangents, and so frees them when it drops them.
+
+    On 2.11 the engine holds them until the backward returns (measured); 2.13 boxes them.
+    """
+    import torch
+
+    return hasattr(torch.autograd.Function, "boxed_grads_call")

@@ -108,9 +108,7 @@ def read_wrapper(
         if nbytes:
             log.append(Event(phase, name, nbytes))
 
-    interpreter = Interpreter(
-        source, record, prefix=phase, symbols=symbols or {}, device=device, granularity=granularity
-    )
+    interpreter = Interpreter(source, record, phase, symbols or {}, device, granularity)
     first: dict[int | str, str] = {}
     for given in inputs:
         first.setdefault(given.storage, given.name)

@@ -14,7 +14,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +33,14 @@ class NotReadable(MemgraphError, ValueError):
 
     def __init__(self, line: int, text: str, reason: str):
         self.line, self.text, self.reason = line, text, reason
-        super().__init__(f"line {line} of Inductor's wrapper, `{text[:200]}`: {reason}")
+        super().__init__(f"line {line} of Inductor's wrapper, `{text.splitlines()[0][:200]}`: {reason}")
 
     def __reduce__(self):
         return type(self), (self.line, self.text, self.reason)
 
+
+Log = Callable[[str, int], None]
+Symbols = Mapping[str, int]
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     getattr(ast, node): getattr(operator, function)
@@ -57,22 +60,13 @@ _INERT = re.compile(
     r"get_raw_stream|get_external_object_by_index|torch\.(cuda|xpu|accelerator)\.[\w.]+|torch\.Event"
     r"|\w+\.(record|synchronize|wait)|run_intermediate_hooks|assert_alignment|start_graph|end_graph|nvtx\.\w+"
 )
-_EMPTY = re.compile(r"(?:tracked_)?empty_strided(?:_(cpu|cuda|xpu|mtia))?(?:_(?:pinned|p2p))?")
+_EMPTY = re.compile(r"(?:tracked_)?empty_strided(?:_(cpu|cuda|xpu|mtia))?(?:_pinned)?")
 
 
 class Interpreter:
     """Runs one wrapper source.  log: told of each allocation (+) and free (-) on `device`, in order."""
 
-    def __init__(
-        self,
-        source: str,
-        log: Callable[[str, int], None],
-        *,
-        prefix: str,
-        symbols: Mapping[str, int],
-        device: str,
-        granularity: int,
-    ):
+    def __init__(self, source: str, log: Log, prefix: str, symbols: Symbols, device: str, granularity: int):
         self._log, self._prefix, self._symbols = log, prefix, symbols
         self._device, self._granularity = device, granularity
         self._names: dict[str, int] = {}
@@ -123,32 +117,29 @@ class Interpreter:
             raise NotReadable(0, function, "the source has no such function")
         frame = {definition.args.args[-1].arg: args}  # the last, because `call` may have a self before it
         del args
-        for statement in self._statements(definition.body, frame):
+        if (returned := self._block(definition.body, frame)) is None:
+            raise NotReadable(definition.lineno, function, "it returns nothing")
+        return returned[0]
+
+    def _block(self, body: list[ast.stmt], frame: dict[str, Any]) -> tuple[Any] | None:
+        """Interpret statements, up to a return; its value in a tuple, None where there is none."""
+        for statement in body:
             try:
                 if isinstance(statement, ast.Return):
                     self._target = "return"
-                    return self._eval(statement.value, frame)
-                self._execute(statement, frame)
+                    return (self._eval(statement.value, frame),)
+                inner = self._execute(statement, frame)
             except NotReadable:
                 raise
             except Exception as error:  # whatever goes wrong, the bytes are not known
-                reason = f"{type(error).__name__}: {error}"
+                reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
                 raise NotReadable(statement.lineno, ast.unparse(statement), reason) from error
-        raise NotReadable(definition.lineno, function, "it returns nothing")
+            if (returned := self._block(inner, frame)) is not None:
+                return returned
+        return None
 
-    def _statements(self, body: list[ast.stmt], frame: dict[str, Any]) -> Iterator[ast.stmt]:
-        for statement in body:
-            match statement:
-                case ast.With(items=items, body=inner):  # a device or a stream is made current
-                    for item in items:
-                        self._eval(item.context_expr, frame)
-                    yield from self._statements(inner, frame)
-                case ast.If(test=test, body=inner, orelse=other):
-                    yield from self._statements(inner if self._eval(test, frame) else other, frame)
-                case _:
-                    yield statement
-
-    def _execute(self, statement: ast.stmt, frame: dict[str, Any]) -> None:
+    def _execute(self, statement: ast.stmt, frame: dict[str, Any]) -> list[ast.stmt]:
+        """Interpret one statement and return those within it that come next."""
         match statement:
             case ast.Assign(targets=[target], value=value):
                 self._target = ast.unparse(target)
@@ -159,10 +150,15 @@ class Interpreter:
             case ast.Delete(targets=targets):
                 for target in targets:
                     del frame[ast.unparse(target)]
-            case ast.Pass():
-                pass
+            case ast.With(items=items, body=body):  # a device or a stream is made current
+                for item in items:
+                    self._eval(item.context_expr, frame)
+                return body
+            case ast.If(test=test, body=body, orelse=other):
+                return body if self._eval(test, frame) else other
             case _:
-                raise self._refuse(statement, "a kind of statement that is not known")
+                raise _unknown(statement, "statement")
+        return []
 
     def _bind(self, target: ast.expr, value: Any, frame: dict[str, Any]) -> None:
         match target:
@@ -172,10 +168,7 @@ class Interpreter:
                 for element, item in zip(elts, value, strict=True):
                     self._bind(element, item, frame)
             case _:
-                raise self._refuse(target, "a kind of assignment that is not known")
-
-    def _refuse(self, node: ast.AST, reason: str) -> NotReadable:
-        return NotReadable(getattr(node, "lineno", 0), ast.unparse(node), reason)
+                raise _unknown(target, "target")
 
     # Expressions
 
@@ -206,12 +199,12 @@ class Interpreter:
                 return self._attribute(node)
             case ast.Call():
                 return self._call(node, frame)
-        raise self._refuse(node or ast.Pass(), "a kind of expression that is not known")
+        raise _unknown(node, "expression")
 
     def _global(self, node: ast.Name) -> Any:
         if node.id in self._globals:
             return self._globals[node.id]
-        raise self._refuse(node, "a name that the source does not define")
+        raise _unknown(node, "name")
 
     def _attribute(self, node: ast.Attribute) -> Any:
         match node:
@@ -219,7 +212,7 @@ class Interpreter:
                 return getattr(torch, attr)
             case ast.Attribute(value=ast.Name(id="math"), attr=attr):
                 return getattr(math, attr)
-        raise self._refuse(node, "an attribute that is not known")
+        raise _unknown(node, "attribute")
 
     def _call(self, node: ast.Call, frame: dict[str, Any]) -> Any:
         path = ast.unparse(node.func)
@@ -240,7 +233,7 @@ class Interpreter:
             return self._operator(path, args, kwargs)
         match node.func:
             case ast.Name(id="assert_size_stride"):
-                return self._check(node, *args)
+                return self._check(*args)
             case ast.Name(id="reinterpret_tensor"):
                 return view(*args)
             case ast.Name(id="alloc_from_pool"):
@@ -258,7 +251,7 @@ class Interpreter:
                 return self.call(self._partitions[index], args.pop())
             case ast.Attribute(value=value, attr=method):
                 return self._method(node, self._eval(value, frame), method, args)
-        raise self._refuse(node, "a call that is not known")
+        raise _unknown(node, "call")
 
     def _method(self, node: ast.Call, value: Any, method: str, args: list[Any]) -> Any:
         match value, method:
@@ -272,19 +265,19 @@ class Interpreter:
                 return value
             case int(), "__floordiv__":
                 return value // args[0]
-        raise self._refuse(node, "a method that is not known")
+        raise _unknown(node, "method")
 
     def _allocate(self, device: str | None, size: Any, stride: Any, *rest: Any, **kwargs: Any) -> Tensor:
         dtype = kwargs.get("dtype") or rest[0]
         device = str(device or kwargs.get("device") or rest[1])
         return self._empty(size, stride, dtype, device)
 
-    def _check(self, node: ast.Call, tensor: Any, size: Any, stride: Any, *_: str) -> None:
+    def _check(self, tensor: Any, size: Any, stride: Any, *_: str) -> None:
         """The wrapper checks its layouts at run time; they had better be the ones found here."""
         if isinstance(tensor, Tensor):
             steps = zip(size, tensor.stride, stride, strict=True)
             if tensor.size != tuple(size) or any(n > 1 and mine != theirs for n, mine, theirs in steps):
-                raise self._refuse(node, f"found size {tensor.size} and stride {tensor.stride}")
+                raise ValueError(f"found size {tensor.size} and stride {tensor.stride}")
 
     # Operators
 
@@ -299,3 +292,7 @@ class Interpreter:
             self._target = f"{name} scratch"
             self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line
         return outputs
+
+
+def _unknown(node: ast.AST | None, kind: str) -> ValueError:
+    return ValueError(f"`{ast.unparse(node) if node else None}` is no {kind} that memgraph knows")

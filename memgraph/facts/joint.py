@@ -8,7 +8,6 @@ Values are indexed in topological order. A view shares the `storage` of what it 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -16,7 +15,7 @@ import torch
 from torch import fx
 
 from memgraph.facts import regions
-from memgraph.facts.costs import logical_bytes, seconds, storage_span
+from memgraph.facts.costs import seconds, storage_span
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.hardware import Hardware
 
@@ -25,7 +24,8 @@ Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """One node. bytes: of its own storage, 0 where it shares another's. seconds: to compute it once.
+    """One node. bytes: of its own storage, 0 where it shares another's. seconds: to compute it once more.
+    hold: seconds that it costs to save it, beyond its bytes.
 
     storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
     fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
@@ -41,6 +41,7 @@ class Value:
     savable: bool
     fixed: str = ""
     pin: tuple[str, str] | None = None
+    hold: float = 0.0
     module: str = ""
     source: str = ""
 
@@ -74,11 +75,12 @@ def read_joint(
     *,
     num_fwd_outputs: int,
     hardware: Hardware,
-    rules: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    pins: Mapping[str, tuple[str, str]] | None = None,
     granularity: int = 1,
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
+    pins: by node name, the action and who asked for it, where not the user's own tags.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
@@ -96,12 +98,12 @@ def read_joint(
         by_name[n.name] for n in stock_backward.graph.nodes if n.op not in ("placeholder", "output")
         and n.name in by_name and by_name[n.name] in backward_only
     ]
+    overwritten = _overwritten(nodes)
     paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
     assigned, names = regions.forward_regions(forward, [paths[node] for node in forward])
     region_of = dict(zip(forward, assigned, strict=True))
     region_of |= _backward_regions(forward, backward, region_of, names)
     region_class = regions.classes(forward, assigned, len(names))
-    rules = list(rules.items() if isinstance(rules, Mapping) else rules)
 
     roots: dict[fx.Node, fx.Node] = {}
     values = []
@@ -123,8 +125,8 @@ def read_joint(
                 seconds=seconds(node, hardware) if node.op == "call_function" else 0.0,
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
-                fixed=twice_is_wrong(node) if node.op == "call_function" else "",
-                pin=_pin(node, path, rules),
+                fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
+                pin=_pin(node, pins or {}),
                 module=path,
                 source=_source(node),
             )
@@ -140,6 +142,25 @@ def read_joint(
         region_names=tuple(names),
         region_class=tuple(region_class),
     )
+
+
+def _overwritten(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Inputs that the graph writes to: what was read from them before cannot be read again."""
+    found = set()
+    for node in nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            found |= {arg for arg in node.all_input_nodes[:1] if arg.op == "placeholder"}
+    return found
+
+
+def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:
+    if family(node.target) == "getitem":
+        return _fixed(node.args[0], overwritten) if node.args[0].op == "call_function" else ""
+    reason = twice_is_wrong(node)
+    if not reason and overwritten.intersection(node.all_input_nodes):
+        reason = "reads an input that the forward overwrites"
+    return reason
 
 
 def _flat(outputs: object) -> list:
@@ -175,15 +196,14 @@ def _kind(node: fx.Node, val: object, tangent: bool) -> Kind:
     return "extern" if kind in ("getitem", "symbol") else kind
 
 
-def _pin(node: fx.Node, path: str, rules: list[tuple[str, str]]) -> tuple[str, str] | None:
+def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
+    """What the planner may not change, and who says so. The partitioner turns a region's inputs into MUST_SAVE."""
     tag = getattr(node.meta.get("recompute"), "name", "")
-    if tag == "MUST_SAVE":
-        return ("save", "tagged by the user's checkpoint policy")
     if tag in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
-        return ("recompute", "tagged by the user's checkpoint policy")
-    for pattern, action in rules:
-        if path and (fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + ".*")):
-            return (action, f"rule {pattern!r}")
+        return pins.get(node.name, ("recompute", "the user's checkpoint policy"))
+    if tag == "MUST_SAVE":
+        action, origin = pins.get(node.name, ("save", "the user's checkpoint policy"))
+        return ("save", origin if action == "save" else f"enters a region of {origin}")
     return None
 
 
@@ -225,5 +245,3 @@ def saved_bytes(facts: JointFacts, saved: Iterable[int]) -> int:
     storages = {facts.values[i].storage for i in saved}
     return sum(facts.values[s].bytes for s in storages if facts.values[s].kind != "primal")
 
-
-__all__ = ["JointFacts", "Value", "read_joint", "saved_bytes", "logical_bytes"]

@@ -38,6 +38,7 @@ class Sweep:
     """storage_of: the slot that owns each slot's bytes (-1: nothing allocated).  births, deaths: by storage slot.
 
     usage: bytes allocated during each slot's step, above what the program found when it started.
+    in_place: for a slot whose output takes the place of an input that dies there, that input's slot.
     """
 
     storage_of: tuple[int, ...]
@@ -45,6 +46,7 @@ class Sweep:
     births: dict[int, int]
     deaths: dict[int, int]
     usage: tuple[int, ...]
+    in_place: dict[int, int]
 
     @property
     def peak(self) -> int:
@@ -71,8 +73,8 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     kept = {storage_of[slot] for slot in program.outputs}
     callers = {storage_of[slot] for slot in range(program.inputs) if slot not in program.owned}
     deaths = {s: at for s, at in last.items() if s in births and s not in kept and s not in callers}
-    usage = _usage(values, program, births, deaths, size, callers, fused)
-    return Sweep(tuple(storage_of), size, births, deaths, usage)
+    usage, in_place = _usage(values, program, births, deaths, size, fused)
+    return Sweep(tuple(storage_of), size, births, deaths, usage, in_place)
 
 
 def _storages(values: Sequence[Value], program: Program) -> list[int]:
@@ -167,23 +169,24 @@ def _usage(
     births: dict[int, int],
     deaths: dict[int, int],
     size: dict[int, int],
-    callers: set[int],
     fused: bool,
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, ...], dict[int, int]]:
     dying: dict[int, list[int]] = {}
     for storage, at in deaths.items():
         dying.setdefault(at, []).append(storage)
     total = 0
     usage = []
+    in_place: dict[int, int] = {}
     for slot, value in enumerate(program.values):
         freed = dying.get(slot, ())
         if slot in births and slot >= program.inputs:
-            in_place = 0
             if fused and values[value].kind in ("pointwise", "reduction"):
-                in_place = next((size[s] for s in freed if s != slot and size[s] == size[slot]), 0)
+                taken = next((s for s in freed if s != slot and size[s] == size[slot]), None)
+                if taken is not None:
+                    in_place[slot] = taken
             total += size[slot]
-            usage.append(total - in_place)
+            usage.append(total - (size[slot] if slot in in_place else 0))
         else:
             usage.append(total)
         total -= sum(size[s] for s in freed)
-    return tuple(usage)
+    return tuple(usage), in_place

@@ -1,6 +1,6 @@
 """Which values to save when a byte held costs `price` seconds: a minimum cut, exact for sums of bytes and seconds.
 
-    source --seconds(v)--> v_in --price * bytes(v)--> v_out --inf--> (w_in of a reader w | sink for a backward reader)
+    source --seconds(v)--> v_in --hold(v) + price * bytes(v)--> v_out --inf--> (w_in of a reader w | sink for a backward reader)
 
 v_in on the sink's side: v is computed again.  v_in on the source's side and v_out on the sink's: v is saved.
 Lowering or raising the price walks along the trade of recompute time against saved bytes; the breakpoints of that walk
@@ -26,7 +26,8 @@ RESOLUTION = 2**29
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """saved: values to keep.  bytes: their sum.  seconds: of computing the rest again."""
+    """saved: values to keep.  bytes: their sum.  seconds: of computing the rest again, and of writing
+    what only saving makes a buffer of."""
 
     saved: frozenset[int]
     bytes: int
@@ -69,6 +70,7 @@ class SavedSetCut:
             if v in number:
                 tails.append(number[v] + 1)
                 heads.append(self._sink)
+        self._hold = np.array([values[v].hold for v in self.needed])
         self._region = np.array([values[v].region for v in self.needed], dtype=int)
         self._tails, self._heads, self._number = np.array(tails), np.array(heads), number
 
@@ -96,11 +98,12 @@ class SavedSetCut:
         if isinstance(price, np.ndarray):
             price = price[self._region]
         # No cut costs more than computing everything again but what has to be held.
-        top = max(seconds.clip(0).sum() + (price * sizes.clip(0))[seconds < 0].sum(), 1e-12)
+        top = max(seconds.clip(0).sum() + (price * sizes.clip(0) + self._hold)[seconds < 0].sum(), 1e-12)
         scale = RESOLUTION / top
         again = np.where(seconds < 0, FOREVER, np.minimum(np.rint(seconds * scale), RESOLUTION)).astype(np.int64)
         # A value that takes no time to compute is still never held for nothing.
-        hold = np.where(sizes < 0, FOREVER, np.minimum(np.rint(sizes * price * scale) + 1, RESOLUTION))
+        holding = sizes * price + self._hold
+        hold = np.where(sizes < 0, FOREVER, np.minimum(np.rint(holding * scale) + 1, RESOLUTION))
         capacity = np.full(len(self._tails), FOREVER, dtype=np.int64)
         capacity[0 : self._fixed_from : 2] = again
         capacity[1 : self._fixed_from : 2] = hold
@@ -116,6 +119,7 @@ class SavedSetCut:
         side[breadth_first_order(residual, self._source, return_predecessors=False)] = True
         saved = frozenset(v for v, vertex in self._number.items() if side[vertex] and not side[vertex + 1])
         again_seconds = sum(edge[1] for edge in self._edges if not side[self._number[edge[0]]])
+        again_seconds += sum(self.facts.values[v].hold for v in saved)
         total = sum(edge[2] for edge in self._edges if edge[0] in saved)
         return Cut(saved, total, again_seconds)
 

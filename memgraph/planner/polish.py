@@ -84,10 +84,10 @@ class Polish:
         again = [
             i
             for i in self.best.schedule.recomputed
-            if values[i].savable and values[i].kind != "view" and values[i].bytes and values[i].seconds > 0
+            if values[i].savable and values[i].kind != "view" and values[i].bytes and values[i].seconds > values[i].hold
             and not (values[i].pin and values[i].pin[0] == "recompute")
         ]
-        return sorted(again, key=lambda i: (-values[i].seconds / values[i].bytes, -i))
+        return sorted(again, key=lambda i: ((values[i].hold - values[i].seconds) / values[i].bytes, -i))
 
     def _changes(self) -> Iterator[frozenset[int]]:
         values = self.planner.facts.values

@@ -102,7 +102,7 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) 
         if i not in backward_set and at_hand(i, last_region) is None:
             compute(i, last_region)
     crossing = tuple(sorted(needed))
-    forward = _forward_program(facts, crossing)
+    forward = forward_program(facts, crossing)
     backward = _backward_program(facts, crossing, steps, reads)
     return Schedule(
         saved=crossing,
@@ -129,7 +129,8 @@ def _cheap_to_copy(facts: JointFacts, held: set[int]) -> list[bool]:
     return cheap
 
 
-def _forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
+def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
+    """What the forward runs when the values in `crossing` are saved."""
     values = facts.values
     inputs = [i for i, value in enumerate(values) if value.kind == "primal"]
     kept = set(facts.forward_outputs) | set(crossing)

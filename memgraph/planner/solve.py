@@ -46,7 +46,7 @@ class Planner:
     def __init__(self, facts: JointFacts, *, fused: bool = True, copies: bool = True, recompute: bool = True) -> None:
         self.facts, self.fused, self.copies, self.recompute = facts, fused, copies, recompute
         base = make_schedule(facts, facts.stock_saved, copies)
-        self.stock_seconds = sum(base.seconds)
+        self.stock_seconds = self._seconds(base)
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         self._seen: dict[frozenset[int], Candidate] = {frozenset(base.saved): self.stock}
         self._boundaries: dict[int, frozenset[int]] = {}
@@ -82,7 +82,10 @@ class Planner:
         forward = sweep(self.facts.values, schedule.forward, self.fused)
         backward = sweep(self.facts.values, schedule.backward, self.fused)
         peak = max(forward.peak, carried(schedule, forward) + backward.peak)
-        return Candidate(schedule, forward, backward, peak, sum(schedule.seconds) - self.stock_seconds)
+        return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self.stock_seconds)
+
+    def _seconds(self, schedule: Schedule) -> float:
+        return sum(schedule.seconds) + sum(self.facts.values[i].hold for i in schedule.saved)
 
     def uniform(self) -> list[tuple[Entry, Candidate]]:
         """Every price with every length of chain; those that are neither faster nor smaller than another left out."""

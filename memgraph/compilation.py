@@ -1,0 +1,244 @@
+"""One compilation: plan, lower, read the truth, and plan again where it breaks the budget.
+
+    attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate -> at most the bound?
+              yes: done.  no: margin grows by what was missed.  last attempt: the lowest peak there is, or BudgetError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from typing import Any
+
+import torch
+
+from memgraph import compat
+from memgraph.errors import BudgetError
+from memgraph.hardware import load
+from memgraph.lowered import inputs_of, read_wrapper, saved_inputs, step_timeline
+from memgraph.measure import allocated_bytes
+from memgraph.options import Options
+from memgraph.partitioner import Partitioner, source_fingerprint
+from memgraph.planner.plan import Refusal, Timeline
+from memgraph.planning import Bound, Planned, timeline
+from memgraph.progress import Progress
+from memgraph.report import Report, record
+from memgraph.store import Store
+from memgraph.wrapper import NotReadable
+
+ATTEMPTS = 4
+# What "auto" leaves free: fragmentation, and what libraries allocate for themselves.
+AUTO_MARGIN = 0.05
+
+
+@dataclasses.dataclass
+class Lowering:
+    """What Inductor made in one attempt.  wrappers: (phase, inputs, source) of every graph that it lowered."""
+
+    wrappers: list[tuple[str, Any, str | None]] = dataclasses.field(default_factory=list)
+
+
+class Compilation:
+    """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it."""
+
+    def __init__(self, gm: Any, inputs: Any, options: Options) -> None:
+        self.gm, self.inputs, self.options = gm, inputs, options
+        self.device = _device(inputs)
+        self.hardware = load(self.device)
+        self.progress = Progress(options.progress)
+        self.name = " ".join(part for part in (compat.compiled_function_name(), compat.compile_id()) if part)
+        self.baseline = allocated_bytes(self.device)
+        self.budget = self._budget()
+        self.store = Store()
+
+    def run(self) -> Any:
+        """The compiled callable.  Raises BudgetError, VerifyError."""
+        if not self._trains():
+            return self._lower(None, Lowering(), cache=True)
+        bound = self._bound()
+        key = self._key(bound)
+        known = self.store.get(key) if self.options.cache else None
+        start = time.perf_counter()
+        if known is not None:
+            bound = dataclasses.replace(bound, margin=known["margin"], last=known["last"])
+        for attempt in range(1, ATTEMPTS + 1):
+            last = bound.last or attempt == ATTEMPTS
+            bound = dataclasses.replace(bound, last=last)
+            partitioner = Partitioner(self.options, self.hardware, bound, self.progress, self.name)
+            lowering = Lowering()
+            compiled = self._lower(partitioner, lowering, cache=self.options.cache)
+            if not partitioner.planned:
+                if known is not None:  # everything came from the caches: the report did too
+                    record(dataclasses.replace(Report.from_json(known["report"]), cached=True))
+                    return compiled
+                compiled = self._lower(partitioner, lowering, cache=False)
+                if not partitioner.planned:
+                    return compiled  # nothing was differentiated
+            planned = partitioner.planned[-1]
+            report, above = self._report(key, partitioner, lowering, attempt, time.perf_counter() - start)
+            if planned.bound is None or above <= planned.bound:
+                record(report)
+                if self.options.cache:
+                    self.store.put(key, {"margin": bound.margin, "last": last, "report": report.to_json()})
+                return compiled
+            if last:
+                break
+            excess = max(above - planned.bound, above - planned.plan.peak)
+            lowest = planned.plan.peak > planned.bound - bound.margin  # nothing smaller is known to the planner
+            bound = dataclasses.replace(bound, margin=bound.margin + excess, last=lowest)
+            if lowest:
+                break
+        minimum = self.baseline + bound.reserve + above
+        raise BudgetError(
+            minimum=minimum, binding=planned.binding(), budget=self.baseline + bound.reserve + planned.bound
+        )
+
+    def _lower(self, partitioner: Partitioner | None, lowering: Lowering, *, cache: bool) -> Any:
+        patches = dict(compat.mode_options(self.options.mode)) if self.options.mode else {}
+        patches |= self.options.inductor
+        if partitioner is not None:
+            patches["custom_partitioner_fn"] = partitioner
+        if not cache:
+            patches["force_disable_caches"] = True
+        stock = compat.inner_compile()
+
+        def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+            phase = "backward" if kwargs.get("is_backward") else "forward"
+            given = inputs_of(gm)
+            with self.progress.stage(f"Inductor {phase}", graph=self.name):
+                lowered = stock(gm, inputs, **kwargs)
+            lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
+            return lowered
+
+        return compat.compile_graph(compat.copy_graph(self.gm), self.inputs, inner, patches)
+
+    def _trains(self) -> bool:
+        tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
+        tensors += [*self.gm.parameters(), *self.gm.buffers()]
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    def _budget(self) -> int | None:
+        """The budget in bytes, baseline included; None for a fraction (known once the graph is) or no bound."""
+        budget = self.options.budget
+        if budget != "auto":
+            return budget if isinstance(budget, int) else None
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            usable = free + torch.cuda.memory_reserved(self.device)
+        else:
+            total = self.hardware.capacity
+            usable = compat.free_memory() + self.baseline
+        # Rounded, so that the caches are not asked for another configuration whenever a neighbour breathes.
+        step = max(1, total // 64)
+        return int(usable * (1 - AUTO_MARGIN)) // step * step
+
+    def _bound(self) -> Bound:
+        reserve = self.options.reserve
+        if isinstance(self.options.budget, float):
+            return Bound(fraction=self.options.budget, reserve=reserve)
+        return Bound(None if self.budget is None else self.budget - self.baseline, None, reserve)
+
+    def _key(self, bound: Bound) -> str:
+        """The name of this graph under this configuration, for the plan store."""
+        digest = hashlib.sha256()
+        for part in (
+            compat.graph_text(self.gm, self.inputs),
+            self.options.key(),
+            repr(bound),
+            self.hardware.to_json(),
+            source_fingerprint(),
+            torch.__version__,
+            str(torch.is_autocast_enabled()),
+        ):
+            digest.update(part.encode() + b"\0")
+        digest.update(compat.config_fingerprint())
+        return digest.hexdigest()
+
+    def _report(
+        self, key: str, partitioner: Partitioner, lowering: Lowering, attempts: int, seconds: float
+    ) -> tuple[Report, int]:
+        """The report of one attempt, and the peak above the baseline as lowered."""
+        planned = partitioner.planned[-1]
+        notes = []
+        try:
+            truth: Timeline | None = read_step(partitioner, lowering, self.device.type)
+        except NotReadable as problem:
+            truth = None
+            notes.append(f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}")
+        swept = timeline(planned.facts, planned.chosen)
+        stock = timeline(planned.facts, planned.stock)
+        above = truth.peak if truth is not None else planned.chosen.peak
+        unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
+        if len(partitioner.planned) > 1:
+            notes.append(f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph")
+        if self.device.type == "cpu":
+            notes.append("the baseline counts the tensors that Python can see; the CPU has no allocator statistics")
+        budget = self.budget
+        if planned.bound is not None and budget is None:
+            budget = self.baseline + self.options.reserve + planned.bound
+        whole = step_seconds(planned)
+        report = Report(
+            key=key,
+            graph=self.name,
+            device=str(self.device),
+            requested=str(self.options.budget),
+            budget=budget,
+            reserve=self.options.reserve,
+            baseline=self.baseline,
+            unplanned_peak=self.baseline + unplanned,
+            predicted_peak=self.baseline + above,
+            source_of_peak="inductor wrapper" if truth is not None else "graph sweep",
+            predicted_time=whole + planned.chosen.seconds,
+            unplanned_time=whole,
+            recompute_time=max(0.0, planned.chosen.seconds),
+            decisions=planned.plan.decisions,
+            refusals=planned.refusals + tuple(self._levers()),
+            timeline=truth if truth is not None else swept,
+            unplanned_timeline=truth if truth is not None and planned.plan.stock else stock,
+            binding=planned.binding(),
+            stages=(*self.progress.stages, ("all", seconds)),
+            notes=tuple(notes),
+            versions=(("torch", torch.__version__), ("memgraph", source_fingerprint()[:12])),
+            attempts=attempts,
+            cached=False,
+        )
+        return report, above
+
+    def _levers(self) -> list[Refusal]:
+        if self.options.recompute is None:
+            return [Refusal("recompute", "switched off by the options")]
+        return []
+
+
+def read_step(partitioner: Partitioner, lowering: Lowering, device: str) -> Timeline:
+    """What one forward and backward of the outermost graph allocate, by Inductor's wrappers.
+
+    Raises NotReadable where a wrapper's effect on memory is not known.
+    """
+    planned: Planned = partitioner.planned[-1]
+    found = {phase: (given, source) for phase, given, source in lowering.wrappers}
+    missing = {"forward", "backward"} - {phase for phase, (_, source) in found.items() if source}
+    if missing:
+        raise NotReadable(f"no Python wrapper of the {' and the '.join(sorted(missing))}")
+    given, source = found["forward"]
+    forward = read_wrapper(source, given, "forward", device=device)
+    given, source = found["backward"]
+    links = partitioner.links[-1]
+    inputs = saved_inputs(given, forward, links, held=planned.num_fwd_outputs)
+    backward = read_wrapper(source, inputs, "backward", device=device)
+    return step_timeline(forward, backward, links)
+
+
+def step_seconds(planned: Planned) -> float:
+    """Predicted time of one unplanned step."""
+    facts = planned.facts
+    once = sum(facts.values[i].seconds for i in (*facts.forward, *facts.backward))
+    return once + sum(planned.stock.schedule.seconds)
+
+
+def _device(inputs: Any) -> torch.device:
+    """The accelerator among the inputs' devices, else the CPU."""
+    devices = {t.device for t in inputs if isinstance(t, torch.Tensor)}
+    return next((device for device in sorted(devices, key=str) if device.type == "cuda"), torch.device("cpu"))
+

@@ -1,0 +1,260 @@
+"""Facts, plan, rewrite, verify: what happens to one joint graph, from Inductor's partitioner hook to two graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+from memgraph import compat
+from memgraph.errors import Binding
+from memgraph.facts.fusion import price_fusion
+from memgraph.facts.joint import JointFacts, read_joint
+from memgraph.facts.operators import draws, short_name, twice_is_wrong
+from memgraph.facts.regions import module_path
+from memgraph.hardware import Hardware
+from memgraph.options import Options
+from memgraph.passes.partition import partition
+from memgraph.passes.recompute import recompute
+from memgraph.planner.candidate import Candidate
+from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline
+from memgraph.planner.solve import Planner, carried
+from memgraph.verify import snapshot, verify_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What a plan may allocate above the baseline.
+
+    bytes: absolute, or None.  fraction: of what Inductor's own split allocates, or None.  reserve: bytes less than that.
+    margin: bytes less than that again, since an earlier plan turned out larger than its sweep.  last: take the lowest
+    peak that there is, whatever the bound.
+    """
+
+    bytes: int | None = None
+    fraction: float | None = None
+    reserve: int = 0
+    margin: int = 0
+    last: bool = False
+
+    def above_baseline(self, unplanned: int) -> int | None:
+        """Bytes above the baseline that the step may reach; None for no bound."""
+        if self.fraction is not None:
+            return int(self.fraction * unplanned) - self.reserve
+        return None if self.bytes is None else self.bytes - self.reserve
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A joint graph after planning.  bound: bytes above the baseline that was asked for, before the margin."""
+
+    plan: Plan
+    facts: JointFacts
+    chosen: Candidate
+    stock: Candidate
+    bound: int | None
+    refusals: tuple[Refusal, ...]
+    num_fwd_outputs: int
+
+    def binding(self) -> tuple[Binding, ...]:
+        """What stands at the peak of the chosen plan, by the sweep, largest first."""
+        index = self.facts.index()
+        live = timeline(self.facts, self.chosen).live_at_peak()
+        return tuple(
+            Binding(e.name, e.bytes, self.facts.values[index[name]].module, self.facts.values[index[name]].source)
+            for e in live
+            if (name := e.name.split("@")[0]) in index
+        )
+
+
+def plan_partition(
+    joint: fx.GraphModule, joint_inputs: Any, options: Options, hardware: Hardware, bound: Bound, **stock_args: Any
+) -> tuple[fx.GraphModule, fx.GraphModule, Planned]:
+    """Split a joint graph under a bound; returns (forward, backward, what was planned).
+
+    joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
+    """
+    before = snapshot(joint) if options.verify else None
+    pins = _protect(joint) | _apply_rules(joint, options.rules)
+    num_fwd_outputs = stock_args["num_fwd_outputs"]
+    forward, backward = compat.stock_partition(joint, joint_inputs, **stock_args)
+    facts = read_joint(
+        joint,
+        forward,
+        backward,
+        num_fwd_outputs=num_fwd_outputs,
+        hardware=hardware,
+        pins=pins,
+        granularity=512 if hardware.device == "cuda" else 1,
+    )
+    facts = price_fusion(facts, hardware)
+    planner = Planner(
+        facts,
+        copies=options.recompute is None or options.recompute.copies,
+        recompute=options.recompute is not None,
+    )
+    wanted = bound.above_baseline(planner.stock.peak)
+    chosen = None
+    if not bound.last:
+        chosen = planner.best(None if wanted is None else wanted - bound.margin)
+    chosen = chosen or planner.smallest()
+    plan = make_plan(facts, chosen, planner.stock)
+    if not plan.stock:
+        forward, backward = partition(
+            joint,
+            plan,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=stock_args.get("static_lifetime_input_indices"),
+        )
+        check = functools.partial(verify_partition, before, num_fwd_outputs=num_fwd_outputs) if before else None
+        if check:
+            check(forward, backward, pass_name="partition")
+        backward = recompute(backward, plan)
+        if check:
+            check(forward, backward, pass_name="recompute")
+    elif before is not None:
+        verify_partition(before, forward, backward, num_fwd_outputs=num_fwd_outputs, pass_name="Inductor's partition")
+    refusals = tuple(_refusals(facts, plan, options))
+    return forward, backward, Planned(plan, facts, chosen, planner.stock, wanted, refusals, num_fwd_outputs)
+
+
+def _apply_rules(joint: fx.GraphModule, rules: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, str]]:
+    """Tag what the rules pin, as a checkpoint policy of the user's own would; that one wins where both speak.
+
+    Each module that a rule matches is a checkpointed region of its own: what enters it is held.
+    """
+    pins: dict[str, tuple[str, str]] = {}
+    regions: dict[str, int] = {}
+    for node in joint.graph.nodes:
+        path = module_path(node.meta.get("nn_module_stack"))
+        if node.op != "call_function" or not path or "recompute" in node.meta or twice_is_wrong(node):
+            continue
+        for pattern, action in rules:
+            parts = path.split(".")
+            prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
+            instance = next((prefix for prefix in prefixes if fnmatch.fnmatchcase(prefix, pattern)), None)
+            if instance is not None:
+                node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
+                node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
+                pins[node.name] = (action, f"rule {pattern!r}")
+                break
+    return pins
+
+
+def _protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
+    """Tag what must cross to the backward: draws, and what is read from inputs that the forward overwrites.
+
+    Inductor's partitioner would redraw an untagged seed under a user's checkpoint, and recompute from a buffer that
+    the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/test_exact.py).
+    """
+    overwritten = set()
+    pins: dict[str, tuple[str, str]] = {}
+    for node in joint.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable and node.args and getattr(node.args[0], "op", "") == "placeholder":
+            overwritten.add(node.args[0])
+    for node in joint.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if short_name(node.target) == "copy_":
+            continue
+        if draws(node) or any(arg in overwritten for arg in node.all_input_nodes):
+            node.meta["recompute"] = compat.must_save()
+            pins[node.name] = ("save", "must not be computed twice")
+    return pins
+
+
+def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate) -> Plan:
+    """Turn indices into names, and the schedule into decisions with their reasons."""
+    values, schedule = facts.values, chosen.schedule
+    steps = tuple(
+        Step(values[i].name, copy, tuple(source for _, source in reads))
+        for (i, copy), reads in zip(schedule.backward_steps, schedule.backward_reads, strict=True)
+    )
+    return Plan(
+        saved=tuple(values[i].name for i in schedule.saved),
+        backward=steps,
+        stock=chosen.stock,
+        decisions=tuple(_decisions(facts, chosen, stock)),
+        peak=chosen.peak,
+        seconds=chosen.seconds,
+    )
+
+
+def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
+    saved, ours = set(chosen.schedule.saved), set(facts.backward)
+    stock_again = stock.schedule.recomputed
+    times: dict[int, int] = {}
+    for i, _ in chosen.schedule.backward_steps:
+        times[i] = times.get(i, 0) + 1
+    for i, value in enumerate(facts.values):
+        held = facts.values[value.storage]
+        if i in ours or held.kind == "primal" or value.kind == "primal" or held.bytes == 0:
+            continue
+        if i in saved:
+            why = value.pin[1] if value.pin and value.pin[0] == "save" else (
+                value.fixed if value.fixed else "the backward reads it and it fits"
+            )
+            yield Decision(value.name, held.bytes, "save", value.module, value.source, 0.0, why)
+        elif i in times and value.kind not in ("view", "tuple", "symbol"):
+            seconds = value.seconds * times[i]
+            if value.pin and value.pin[0] == "recompute":
+                why = value.pin[1]
+            elif i in stock_again:
+                why = "Inductor recomputes it too"
+            else:
+                why = "dropped for the budget"
+            if times[i] > 1:
+                why += f", once for each of {times[i]} regions"
+            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why)
+
+
+def _refusals(facts: JointFacts, plan: Plan, options: Options):
+    saved = set(plan.saved)
+    for value in facts.values:
+        if value.pin and value.pin[0] == "recompute" and value.name in saved and value.kind != "primal":
+            reason = value.fixed or "the recomputation of another value starts from it"
+            yield Refusal(f"recompute {value.name} ({value.pin[1]})", f"it {reason}" if value.fixed else reason)
+    for pattern, action in options.rules:
+        if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
+            yield Refusal(f"rule {pattern!r}: {action!r}", "no module path of this graph matches the pattern")
+
+
+def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:
+    """The sweep of a candidate as events; names are those of the joint graph."""
+    events: list[Event] = []
+    values = facts.values
+    sides = (
+        ("forward", candidate.schedule.forward, candidate.forward),
+        ("backward", candidate.schedule.backward, candidate.backward),
+    )
+    for phase, program, swept in sides:
+        dying: dict[int, list[int]] = {}
+        for storage, at in swept.deaths.items():
+            dying.setdefault(at, []).append(storage)
+        for slot in range(len(program.values)):
+            freed = dying.get(slot, ())
+            born = slot >= program.inputs and slot in swept.births
+            # In place where the sweep says so: the bytes that die are given back before the new ones are taken.
+            early = born and swept.in_place.get(slot)
+            order = [*([early] if early else []), *([] if not born else [None]), *(s for s in freed if s != early)]
+            for item in order:
+                which = slot if item is None else item
+                name = _storage_name(values, program.values[which], phase, which, program)
+                size = swept.bytes[which]
+                if size:
+                    events.append(Event(phase, name, size if item is None else -size))
+    return Timeline(tuple(events))
+
+
+def _storage_name(values, value: int, phase: str, slot: int, program) -> str:
+    name = values[values[value].storage if slot < program.inputs else value].name
+    recomputed = phase == "backward" and slot >= program.inputs
+    return f"{name}@backward" if recomputed else name
+
+
+__all__ = ["Bound", "Planned", "carried", "make_plan", "plan_partition", "timeline"]
