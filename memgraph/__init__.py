@@ -5,7 +5,7 @@
 
 from memgraph.errors import BudgetError, MemgraphError, OffloadError, OptionsError, VerifyError
 from memgraph.measure import measure_peak
-from memgraph.reportx import Report, report, reports
+from memgraph.report import Report, report, reports
 
 __all__ = [
     "BudgetError",

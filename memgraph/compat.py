@@ -143,7 +143,7 @@ def propagating(mode: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fake_evaluation() -> Iterator[None]:
-    """Within it, tensors are fake (shape, stride, dtype, device, no bytes), and operators neither run nor cast.
+    """Within it, tensors are fake (a shape, a dtype, no bytes), and operators neither run nor cast.
 
     A CUDA tensor can be made in it where there is no CUDA device.
     """
@@ -293,7 +293,7 @@ def free_memory() -> int:
 
 
 def tangents_are_given_away() -> bool:
-    """Whether a compiled backward gets the only reference to its tangents, and so frees them when it drops them.
+    """Whether a compiled backward holds the only reference to its tangents, and so can free them.
 
     On 2.11 the engine holds them until the backward returns (measured); 2.13 boxes them.
     """

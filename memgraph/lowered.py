@@ -191,11 +191,8 @@ def saved_inputs(
     kept |= {given.storage for given in forward.inputs if not given.owned}
     linked = []
     for position, given in enumerate(inputs):
-        if (
-            position not in saved
-        ):  # a tangent. The loss's is autograd's, which holds it; others it gives away:
-            # with logits returned beside the loss, their zeros went in the middle of the backward (measured).
-            given = replace(given, owned=given.size != ())
+        if position not in saved:  # a tangent: autograd holds the loss's until the call returns
+            given = replace(given, owned=given.size != () and compat.tangents_are_given_away())
         elif (output := forward.outputs[saved[position]]).storage is not None:
             layout = {"dtype": output.dtype, "size": output.size, "stride": output.stride}
             owned = output.storage not in kept

@@ -236,18 +236,20 @@ def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:
         dying: dict[int, list[int]] = {}
         for storage, at in swept.deaths.items():
             dying.setdefault(at, []).append(storage)
+        born: dict[int, list[int]] = {}
+        for storage, at in swept.births.items():
+            born.setdefault(at, []).append(storage)
         for slot in range(len(program.values)):
             freed = dying.get(slot, ())
-            born = slot >= program.inputs and slot in swept.births
             # In place where the sweep says so: the bytes that die are given back before the new ones are taken.
-            early = born and swept.in_place.get(slot)
-            order = [*([early] if early else []), *([] if not born else [None]), *(s for s in freed if s != early)]
-            for item in order:
-                which = slot if item is None else item
+            early = swept.in_place.get(slot)
+            changes = [(early, -1)] if early is not None else []
+            changes += [(s, 1) for s in born.get(slot, ()) if slot >= program.inputs]
+            changes += [(s, -1) for s in freed if s != early]
+            for which, sign in changes:
                 name = _storage_name(values, program.values[which], phase, which, program)
-                size = swept.bytes[which]
-                if size:
-                    events.append(Event(phase, name, size if item is None else -size))
+                if swept.bytes[which]:
+                    events.append(Event(phase, name, sign * swept.bytes[which]))
     return Timeline(tuple(events))
 
 

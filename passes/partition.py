@@ -30,10 +30,19 @@ def partition(
     saved = [nodes[name] for name in plan.saved]
     tensors = [node for node in saved if isinstance(node.meta.get("val"), torch.Tensor)]
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
-    return compat.extract_forward_backward(
+    forward, backward = compat.extract_forward_backward(
         joint,
         [node for node in tensors if node.op != "get_attr"],
         [node for node in saved if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)],
         num_fwd_outputs=num_fwd_outputs,
         static_inputs=[placeholders[i] for i in static_lifetime_input_indices or ()],
     )
+    # FX takes every random operator for one with an effect: those of the forward that the backward could run stay in it
+    # unread (under Inductor's fallback_random, attention without dropout and all that it reads too).
+    backward.graph.eliminate_dead_code(lambda node: node.is_impure() and not _random(node))
+    backward.recompile()
+    return forward, backward
+
+
+def _random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -24,7 +24,8 @@ Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """One node. bytes: of its own storage, 0 where it shares another's. seconds: to compute it once more.
+    """One node. bytes: of its own storage, 0 where it shares another's; a tuple's: of all its elements together.
+    seconds: to compute it once more.
     hold: seconds that it costs to save it, beyond its bytes.
 
     storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
@@ -113,7 +114,8 @@ def read_joint(
         tensor = isinstance(val, torch.Tensor)
         kind = _kind(node, val, node in tangents)
         owns = roots[node] is node and tensor
-        size = -(-storage_span(val) // granularity) * granularity if owns else 0
+        parts = [val] if owns else val if roots[node] is node and isinstance(val, list | tuple) else []
+        size = sum(-(-storage_span(t) // granularity) * granularity for t in parts if isinstance(t, torch.Tensor))
         path = paths.get(node, "")
         values.append(
             Value(

@@ -35,7 +35,9 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """storage_of: the slot that owns each slot's bytes (-1: nothing allocated).  births, deaths: by storage slot.
+    """storage_of: the slot that owns each slot's bytes (-1: nothing allocated).
+
+    births, deaths: by storage slot, the slot whose step allocates it, the last one that reads it.
 
     usage: bytes allocated during each slot's step, above what the program found when it started.
     in_place: for a slot whose output takes the place of an input that dies there, that input's slot.
@@ -68,6 +70,10 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
             # A saved view keeps all of what it views alive.
             size[slot] = values[values[value].storage if slot < program.inputs else value].bytes
             last.setdefault(slot, slot)
+            container = _container(values, program, slot)
+            if container in births:
+                births[slot] = container
+                size[container] -= size[slot]
         for read in touched[slot]:
             last[read] = max(last.get(read, slot), slot)
     kept = {storage_of[slot] for slot in program.outputs}
@@ -98,6 +104,15 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
         if values[program.values[read]].storage == storage:
             return owner[read]
     return slot
+
+
+def _container(values: Sequence[Value], program: Program, slot: int) -> int:
+    """The slot of the operator with several outputs of which this slot takes one; -1 for every other slot.
+
+    All outputs are allocated when it runs; those that nothing takes live as long as the tuple does.
+    """
+    reads = program.reads[slot]
+    return reads[0] if len(reads) == 1 and values[program.values[reads[0]]].kind == "tuple" else -1
 
 
 def _materialised(values: Sequence[Value], program: Program) -> list[bool]:
@@ -174,17 +189,20 @@ def _usage(
     dying: dict[int, list[int]] = {}
     for storage, at in deaths.items():
         dying.setdefault(at, []).append(storage)
+    born: dict[int, int] = {}
+    for storage, at in births.items():
+        born[at] = born.get(at, 0) + size[storage]
     total = 0
     usage = []
     in_place: dict[int, int] = {}
     for slot, value in enumerate(program.values):
         freed = dying.get(slot, ())
-        if slot in births and slot >= program.inputs:
+        if slot in born and slot >= program.inputs:
             if fused and values[value].kind in ("pointwise", "reduction"):
                 taken = next((s for s in freed if s != slot and size[s] == size[slot]), None)
                 if taken is not None:
                     in_place[slot] = taken
-            total += size[slot]
+            total += born[slot]
             usage.append(total - (size[slot] if slot in in_place else 0))
         else:
             usage.append(total)

@@ -1,0 +1,283 @@
+"""How a report is shown: laid out as text and tables, drawn as a picture, written as a trace."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memgraph.errors import Binding
+from memgraph.planner.plan import Decision, Timeline
+from memgraph.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from memgraph.report import Report
+
+_TOP_MODULES = 24  # rows; what is left is summed up in one more
+_TOP_VALUES = 10  # kept, and as many dropped
+_TOP_BINDING = 5
+_VALUES = "value|>bytes|>times|module|source|why"
+
+
+def layout(report: Report) -> Group:
+    """The report as rich text and tables, the most asked for first."""
+    from rich.console import Group
+    from rich.text import Text
+
+    title = f"memgraph: {report.graph} on {report.device}" + (" (from a warm cache)" if report.cached else "")
+    parts: list[Any] = [Text(title), Text(report.summary, style="bold"), _table("", _head(report))]
+    largest = sorted(report.binding, key=lambda tensor: -tensor.bytes)
+    for title, columns, rows in (
+        (
+            "Modules (sums over equal layers)",
+            "module|>saved|>recomputed|>in time|why",
+            _module_rows(report.decisions),
+        ),
+        ("Largest values kept", _VALUES, _value_rows(report.decisions, "save")),
+        ("Largest values dropped", _VALUES, _value_rows(report.decisions, "recompute")),
+        ("Live at the predicted peak", ">bytes|value|module|source", _binding_rows(largest)),
+        ("Refused", "what|why", ((refusal.what, refusal.reason) for refusal in report.refusals)),
+        ("Notes", "", ((note,) for note in report.notes)),
+        ("Compilation", "stage|>time", _stage_rows(report)),
+    ):
+        if rows := list(rows):
+            parts += [Text(f"\n{title}", style="bold"), _table(columns, rows)]
+    return Group(*parts)
+
+
+def _head(report: Report) -> Iterator[tuple[str, str]]:
+    asked = f"asked for: {report.requested}"
+    if report.reserve:
+        asked += f"; {format_size(report.reserve)} of it held back"
+    yield "budget", f"{'none' if report.budget is None else format_size(report.budget)} ({asked})"
+    yield "baseline", f"{format_size(report.baseline)} (allocated when the step starts)"
+    yield "unplanned peak", f"{format_size(report.unplanned_peak)} (Inductor's own partition)"
+    source = f"by the {report.source_of_peak}"
+    if report.budget is not None:
+        spare = report.budget - report.reserve - report.predicted_peak
+        source += f"; {format_size(abs(spare))} {'to spare' if spare >= 0 else 'OVER the budget'}"
+    yield "predicted peak", f"{format_size(report.predicted_peak)} ({source})"
+    again = f"{_time(report.recompute_time)} of it recomputation"
+    yield "step time", f"{_time(report.unplanned_time)} -> {_time(report.predicted_time)} ({again})"
+
+
+def _module_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
+    """One row for each set of equal layers, and one for each of its parts, in the order of the graph."""
+    layers: dict[tuple[str, str], list[tuple[str, Decision]]] = {}
+    for decision in decisions:
+        stem, number, rest = _split(decision.module)
+        layers.setdefault((stem, number), []).append((rest, decision))
+    groups: dict[Any, tuple[list[str], list[tuple[str, Decision]]]] = {}
+    for (stem, number), members in layers.items():
+        alike = tuple(sorted((rest, d.action, d.bytes, d.why) for rest, d in members))
+        numbers, all_members = groups.setdefault((stem, alike), ([], []))
+        numbers.append(number)
+        all_members += members
+    for (stem, _), (numbers, members) in list(groups.items())[:_TOP_MODULES]:
+        label = _join(stem, numbers) or "(no module)"
+        yield _module_row(label + (f"  x{len(numbers)}" if len(numbers) > 1 else ""), members)
+        parts: dict[str, list[tuple[str, Decision]]] = {}
+        for rest, decision in members:
+            parts.setdefault(rest.split(".")[1] if rest else "", []).append((rest, decision))
+        if len(parts) > 1:
+            yield from (
+                _module_row(f"  .{part}" if part else "  itself", some) for part, some in parts.items()
+            )
+    if left := list(groups.values())[_TOP_MODULES:]:
+        yield _module_row(f"{len(left)} more", [member for _, members in left for member in members])
+
+
+def _module_row(label: str, members: list[tuple[str, Decision]]) -> tuple[str, ...]:
+    total, whys = collections.Counter[str](), collections.Counter[str]()
+    for _, decision in members:
+        total[decision.action] += decision.bytes
+        whys[decision.why] += decision.bytes
+    seconds = sum(decision.seconds for _, decision in members)
+    why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
+    saved, dropped = (
+        format_size(total[action]) if total[action] else "-" for action in ("save", "recompute")
+    )
+    return label, saved, dropped, _time(seconds) if seconds else "-", why
+
+
+def _value_rows(decisions: Iterable[Decision], action: str) -> Iterator[tuple[str, ...]]:
+    """The largest values with this action, largest sum first; a value that every layer has is one row."""
+    alike: dict[Any, list[Decision]] = {}
+    for d in decisions:
+        stem, _, rest = _split(d.module)
+        if d.action == action:
+            alike.setdefault((d.bytes, stem, rest, d.source, d.why), []).append(d)
+    for same in sorted(alike.values(), key=lambda same: -len(same) * same[0].bytes)[:_TOP_VALUES]:
+        first, (stem, _, rest) = same[0], _split(same[0].module)
+        module = _join(stem, [_split(d.module)[1] for d in same]) + rest
+        times, source = f"x{len(same)}", os.path.basename(first.source)
+        yield first.name, format_size(first.bytes), times, module, source, first.why
+
+
+def _binding_rows(largest: list[Binding]) -> Iterator[tuple[str, ...]]:
+    for tensor in largest[:_TOP_BINDING]:
+        yield format_size(tensor.bytes), tensor.name, tensor.module, os.path.basename(tensor.source)
+    if rest := largest[_TOP_BINDING:]:
+        yield format_size(sum(tensor.bytes for tensor in rest)), f"{len(rest)} more", "", ""
+
+
+def _stage_rows(report: Report) -> Iterator[tuple[str, str]]:
+    stages: dict[str, list[float]] = {}
+    for name, seconds in report.stages:
+        stages.setdefault(name, []).append(seconds)
+    for name, times in stages.items():
+        yield name + (f"  x{len(times)}" if len(times) > 1 else ""), _time(sum(times))
+    if report.attempts > 1:
+        yield "attempts", str(report.attempts)
+    yield from report.versions
+
+
+def _split(module: str) -> tuple[str, str, str]:
+    """`model.layers.3.mlp` -> (`model.layers`, `3`, `.mlp`); a path without a number is all stem."""
+    from memgraph.facts.regions import element_of  # brings torch along, which reading JSON does not need
+
+    element = element_of(module)
+    if not element:
+        return module, "", ""
+    stem, _, number = element.rpartition(".")
+    return stem, number, module[len(element) :]
+
+
+def _join(stem: str, numbers: Iterable[str]) -> str:
+    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`."""
+    runs: list[list[int]] = []
+    for number in sorted({int(number) for number in numbers if number}):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    listed = ",".join(str(low) if low == high else f"{low}..{high}" for low, high in runs)
+    return ".".join(part for part in (stem, listed) if part)
+
+
+def _time(seconds: float) -> str:
+    if seconds == 0 or abs(seconds) >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def _table(columns: str, rows: Iterable[tuple[str, ...]]) -> Table:
+    """`columns` names them, one `|` between two; `>` aligns to the right; no names, no header."""
+    from rich.box import Box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = list(rows)
+    names = columns.split("|") if columns else [""] * len(rows[0])
+    # A rule under the header and nothing else, in ASCII: a report is also printed where there is no UTF-8.
+    box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+    table = Table(box=box, show_header=bool(columns), show_edge=False, collapse_padding=True)
+    for name in names:
+        right, whole = name.startswith(">"), name == "source" or name.startswith(">")
+        table.add_column(
+            name.lstrip(">"), justify="right" if right else "left", no_wrap=whole, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
+    return table
+
+
+def plot(report: Report, path: str | os.PathLike[str]) -> None:
+    """Draw allocated memory over one step, unplanned and planned, into `path`: PNG, or what its suffix says.
+
+    The two timelines differ in the number of their events, so each is stretched: its forward over the left
+    half of the axis, its backward over the right half.
+    """
+    from matplotlib.figure import Figure  # not pyplot: its state is global, and belongs to the user
+
+    tops = [report.unplanned_peak, report.predicted_peak, report.budget or 0, report.baseline]
+    unit, scale = ("GiB", 1024**3) if max(tops) >= 1024**3 else ("MiB", 1024**2)
+    figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for timeline, peak, name, colour in (
+        (report.unplanned_timeline, report.unplanned_peak, "unplanned", "#9aa0a6"),
+        (report.timeline, report.predicted_peak, "planned", "#1a73e8"),
+    ):
+        xs, sums = _stretched(timeline)
+        ys = [(report.baseline + above) / scale for above in sums]
+        label = f"{name}, peak {format_size(peak)}"
+        axes.plot(xs, ys, drawstyle="steps-post", color=colour, linewidth=1.4, label=label)
+        axes.fill_between(xs, ys, report.baseline / scale, step="post", color=colour, alpha=0.15, linewidth=0)
+        top = ys.index(max(ys))
+        axes.plot(xs[top], ys[top], "o", color=colour, markersize=5)
+    base = report.baseline / scale
+    label = f"baseline {format_size(report.baseline)}"
+    axes.fill_between([0, 2], [base, base], color="#dadce0", alpha=0.6, linewidth=0, label=label)
+    if report.budget is not None:
+        label = f"budget {format_size(report.budget)}"
+        axes.axhline(report.budget / scale, color="#d93025", linestyle="--", linewidth=1.4, label=label)
+        if report.reserve:
+            label = f"less reserve {format_size(report.reserve)}"
+            usable = (report.budget - report.reserve) / scale
+            axes.axhline(usable, color="#d93025", linestyle=":", linewidth=1.2, label=label)
+    axes.axvline(1, color="#5f6368", linewidth=0.8, zorder=0.5)
+    axes.set(xlim=(0, 2), ylim=(0, 1.08 * max(tops) / scale or 1), ylabel=f"allocated ({unit})")
+    axes.set_xticks([0.5, 1.5], ["forward", "backward"])
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("order of events, not time", color="#5f6368", fontsize="small")
+    axes.grid(axis="y", color="#e8eaed", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    # A `$` in a name would start a formula.
+    axes.set_title(f"memgraph: {report.graph} on {report.device}", loc="left", parse_math=False)
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path)
+
+
+def _stretched(timeline: Timeline) -> tuple[list[float], list[int]]:
+    """Points, the forward over 0..1 and the backward over 1..2, and bytes above the baseline from each on."""
+    counts = collections.Counter(event.phase for event in timeline.events)
+    start = {"forward": 0.0, "backward": 1.0}
+    xs, position = [0.0], collections.Counter[str]()
+    for event in timeline.events:
+        xs.append(start[event.phase] + position[event.phase] / counts[event.phase])
+        position[event.phase] += 1
+    sums = [0, *timeline.sums()]
+    return [*xs, 2.0], [*sums, sums[-1]]
+
+
+def trace(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write a Chrome trace (JSON) that ui.perfetto.dev and chrome://tracing open.
+
+    A counter of allocated bytes (baseline included) for each timeline, one for the budget, and beside them a
+    slice for each phase and each event. The time axis is the order of events: 1 us is one event, not a time.
+    """
+    events: list[dict[str, Any]] = [_named("process_name", 0, f"memgraph: {report.graph} on {report.device}")]
+    sides = (("unplanned", report.unplanned_timeline), ("planned", report.timeline))
+    for thread, (name, timeline) in enumerate(sides, start=1):
+        events.append(_named("thread_name", thread, name))
+        for phase in ("forward", "backward"):
+            if inside := [i for i, event in enumerate(timeline.events) if event.phase == phase]:
+                events.append(_slice(phase, thread, inside[0], len(inside), {}))
+        events.append(_counter(name, 0, report.baseline))
+        for i, (event, above) in enumerate(zip(timeline.events, timeline.sums(), strict=True)):
+            events.append(_slice(event.name, thread, i, 1, {"bytes": event.bytes}))
+            events.append(_counter(name, i + 1, report.baseline + above))
+    if report.budget is not None:
+        end = max(len(timeline.events) for _, timeline in sides)
+        events += [_counter("budget", 0, report.budget), _counter("budget", end, report.budget)]
+    about = {"graph": report.graph, "time axis": "order of events: 1 us is one event, not a time"}
+    Path(path).write_text(json.dumps({"traceEvents": events, "otherData": about}), encoding="utf-8")
+
+
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": 1, "tid": thread, "args": {"name": name}}
+
+
+def _slice(name: str, thread: int, start: int, length: int, facts: dict[str, int]) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": facts}
+
+
+def _counter(name: str, at: int, size: int) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": at, "args": {"bytes": size}}

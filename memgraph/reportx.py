@@ -1,1 +1,0 @@
-Report=report=reports=None

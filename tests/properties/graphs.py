@@ -1,0 +1,191 @@
+"""From a program to its joint graph, its facts, and to what a split of it computes and allocates."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from programs import Program
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch.utils._pytree import tree_leaves
+
+from memgraph import compat
+from memgraph.facts.joint import JointFacts, read_joint
+from memgraph.hardware import Hardware
+from memgraph.measure import peak_above_start
+from memgraph.passes.partition import partition
+from memgraph.passes.recompute import recompute
+from memgraph.planner.candidate import Candidate
+from memgraph.planning import _protect, make_plan
+from memgraph.verify import snapshot, verify_partition
+
+HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)
+
+
+@dataclasses.dataclass
+class Captured:
+    """before: the joint graph as AOTAutograd made it.  joint: after Inductor's partitioner has been over it."""
+
+    before: fx.GraphModule
+    joint: fx.GraphModule
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    facts: JointFacts
+    num_fwd_outputs: int
+    primals: list[Tensor]
+    tangents: list[Tensor]
+
+    def realise(self, chosen: Candidate, stock: Candidate) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The two graphs of a choice, each rewrite verified."""
+        plan = dataclasses.replace(make_plan(self.facts, chosen, stock), stock=False)
+        count = self.num_fwd_outputs
+        forward, backward = partition(
+            self.joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=[]
+        )
+        verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="partition")
+        backward = recompute(backward, plan)
+        verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="recompute")
+        return forward, backward
+
+    def run(self, forward: fx.GraphModule, backward: fx.GraphModule) -> list[Tensor | None]:
+        """Outputs, gradients and inputs after one step of the interpreter; the inputs are left as they were."""
+        primals = [p.detach().clone() for p in self.primals]
+        return [*self._step(forward, backward, primals), *primals]
+
+    def peak(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
+        """Bytes that a step of the interpreter allocates at its peak; inputs and tangents are the caller's."""
+        primals = [p.detach().clone() for p in self.primals]
+        return peak_above_start(lambda: self._step(forward, backward, primals), "cpu")
+
+    def held(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
+        """The same without what kernels take and give back within one call: the most that the interpreter holds."""
+        primals = [p.detach().clone() for p in self.primals]
+        peaks: list[int] = []
+        callers = [*primals, *self.tangents]
+
+        def interpreter(graph: fx.GraphModule, held: Sequence[Tensor | None] = ()) -> _Counting:
+            return _Counting(graph, callers, held, peaks)
+
+        self._step(forward, backward, primals, interpreter)
+        return max(peaks, default=0)
+
+    @torch.no_grad()
+    def _step(
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        primals: list[Tensor],
+        interpreter: Callable[..., fx.Interpreter] = lambda graph, held=(): fx.Interpreter(graph),
+    ) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        outputs = list(interpreter(forward).boxed_run(list(primals)))
+        given = outputs[self.num_fwd_outputs :] + self.tangents
+        del outputs[self.num_fwd_outputs :]
+        return outputs + list(interpreter(backward, outputs).boxed_run(given))
+
+
+class _Counting(fx.Interpreter):
+    """Counts the bytes of all storages that it holds after each operator; `held` are held by the caller and count."""
+
+    def __init__(
+        self, graph: fx.GraphModule, callers: Sequence[Tensor], held: Sequence[Any], peaks: list[int]
+    ) -> None:
+        super().__init__(graph)
+        self.callers, self.held, self.peaks = _storages(callers), _storages(held), peaks
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        storages = _storages([*self.env.values(), result]) | self.held
+        self.peaks.append(sum(size for where, size in storages.items() if where not in self.callers))
+        return result
+
+
+def _storages(values: Any) -> dict[int, int]:
+    """Address and bytes of each storage of the tensors in nested lists."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+
+
+class _Done(Exception):
+    pass
+
+
+def capture(program: Program, *, decompose: bool = True, pins: Mapping[str, Any] | None = None) -> Captured:
+    """The joint graph of a program, with Inductor's decompositions or as autograd made it."""
+    table = None
+    if decompose:
+        from torch._inductor.decomposition import select_decomp_table
+
+        table = select_decomp_table()
+    module, inputs = program.module(), program.inputs()
+    traced = fx.symbolic_trace(module)
+    primals = [p.detach() for p in (*traced.parameters(), *traced.buffers(), *inputs)]
+    captured = []
+
+    def split(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
+        before = snapshot(joint)
+        protected = _protect(joint)
+        forward, backward = compat.stock_partition(
+            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
+        )
+        facts = read_joint(
+            joint,
+            forward,
+            backward,
+            num_fwd_outputs=num_fwd_outputs,
+            hardware=HARDWARE,
+            pins={**protected, **(pins or {})},
+        )
+        tangents = _tangents(joint, program)
+        captured.append(Captured(before, joint, forward, backward, facts, num_fwd_outputs, primals, tangents))
+        raise _Done
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            aot_module_simplified(
+                traced,
+                inputs,
+                fw_compiler=lambda graph, inputs: graph,
+                partition_fn=split,
+                decompositions=table,
+                keep_inference_input_mutations=True,
+            )
+    except _Done:
+        pass
+    return captured[0]
+
+
+def _tangents(joint: fx.GraphModule, program: Program) -> list[Tensor]:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        draw = torch.Generator().manual_seed(program.seed)
+        found = []
+        for node in joint.graph.find_nodes(op="placeholder"):
+            if "tangents" in node.name:
+                like = node.meta["val"]
+                shape, stride = list(like.shape), list(like.stride())
+                found.append(
+                    torch.empty_strided(shape, stride, dtype=like.dtype).copy_(
+                        torch.randn(shape, generator=draw)
+                    )
+                )
+        return found
+
+
+def same_bits(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> bool:
+    """Whether two lists of results are equal bit for bit."""
+    return all(
+        (a is None and b is None)
+        or (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(*(t.reshape(-1).contiguous().view(torch.uint8) for t in (a, b)))
+        )
+        for a, b in zip(left, right, strict=True)
+    )
