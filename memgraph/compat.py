@@ -173,7 +173,9 @@ def must_recompute() -> Any:
     return CheckpointPolicy.MUST_RECOMPUTE
 
 
-def compile_graph(gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any]) -> Any:
+def compile_graph(
+    gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
+) -> Any:
     """Inductor over a Dynamo graph; both directions are compiled before this returns.
 
     The functorch settings hold for this compilation alone. Below a budget of 1.0 torch's partitioner would redraw dropout.
@@ -181,7 +183,10 @@ def compile_graph(gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, A
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, activation_memory_budget=1.0):
+    settings = {"force_non_lazy_backward_lowering": True, "activation_memory_budget": 1.0}
+    if retain_graph:  # a backward that overwrites its saved values can run only once
+        settings["donated_buffer"] = False
+    with functorch_config.patch(settings):
         return compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
 
 
@@ -300,3 +305,67 @@ def tangents_are_given_away() -> bool:
     import torch
 
     return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+@contextlib.contextmanager
+def only_tracing() -> Iterator[None]:
+    """Dynamo traces anew and leaves nothing behind: no sizes remembered as dynamic, no function given up as hopeless.
+
+    It neither falls back to eager when a backend raises nor when a function was compiled often before.
+    """
+    import torch._dynamo.config as config
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    settings = {
+        "automatic_dynamic_shapes": False,
+        "suppress_errors": False,
+        "recompile_limit": 2**30,
+        "accumulated_recompile_limit": 2**30,
+    }
+    with config.patch(settings), _disable_current_modes():
+        yield
+
+
+def uncompiled(fn: Any) -> Any:
+    """The function or module that `torch.compile` was given; `fn` itself where it has not been compiled."""
+    while True:
+        inner = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
+        if inner is None:
+            return fn
+        fn = inner
+
+
+def graph_break_reason(gm: Any) -> str:
+    """Why Dynamo ended this graph before the function did; "" where it did not."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return str(reason.reason) if reason is not None and reason.graph_break else ""
+
+
+def rehome(gm: Any, inputs: Any, origins: frozenset[str], device: Any) -> list[Any]:
+    """A Dynamo graph as if traced on `device`: returns its inputs, those on a kind of device in `origins` replaced by
+    fake ones; device arguments of its operators are replaced in place.
+    """
+    import torch
+    from torch._guards import TracingContext
+
+    def moved(item: Any) -> Any:
+        return device if isinstance(item, torch.device) and item.type in origins else item
+
+    new = []
+    with TracingContext.get().fake_mode:
+        for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            seen = node.meta.get("example_value", given)  # Dynamo's fake: its sizes may be symbols
+            if isinstance(seen, torch.Tensor) and seen.device.type in origins:
+                if type(given) not in (torch.Tensor, torch.nn.Parameter) and not is_fake(given):
+                    raise TypeError(f"a {type(given).__name__} can only be planned on its own device")
+                value = torch.empty_strided(seen.shape, seen.stride(), dtype=seen.dtype, device=device)
+                new.append(value.requires_grad_(given.requires_grad))
+            else:
+                new.append(seen if isinstance(seen, torch.SymInt) else given)
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args = torch.fx.node.map_aggregate(node.args, moved)
+                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, moved)
+            module.recompile()
+    return new

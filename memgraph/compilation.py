@@ -58,10 +58,10 @@ class Compilation:
             return self._lower(None, Lowering(), cache=True)
         bound = self._bound()
         key = self._key(bound)
-        known = self.store.get(key) if self.options.cache else None
+        known = self._known(key)
         start = time.perf_counter()
         if known is not None:
-            bound = dataclasses.replace(bound, margin=known["margin"], last=known["last"])
+            bound = dataclasses.replace(bound, margin=known[0], last=known[1])
         for attempt in range(1, ATTEMPTS + 1):
             last = bound.last or attempt == ATTEMPTS
             bound = dataclasses.replace(bound, last=last)
@@ -70,7 +70,7 @@ class Compilation:
             compiled = self._lower(partitioner, lowering, cache=self.options.cache)
             if not partitioner.planned:
                 if known is not None:  # everything came from the caches: the report did too
-                    record(dataclasses.replace(Report.from_json(known["report"]), cached=True))
+                    record(dataclasses.replace(known[2], cached=True))
                     return compiled
                 compiled = self._lower(partitioner, lowering, cache=False)
                 if not partitioner.planned:
@@ -94,6 +94,14 @@ class Compilation:
             minimum=minimum, binding=planned.binding(), budget=self.baseline + bound.reserve + planned.bound
         )
 
+    def _known(self, key: str) -> tuple[int, bool, Report] | None:
+        """Margin, last and report of the attempt that was accepted before for this key, where all of that is kept."""
+        kept = self.store.get(key) if self.options.cache else None
+        try:
+            return None if kept is None else (int(kept["margin"]), bool(kept["last"]), Report.from_json(kept["report"]))
+        except (KeyError, TypeError, ValueError):
+            return None  # written by another version, or damaged: as good as none
+
     def _lower(self, partitioner: Partitioner | None, lowering: Lowering, *, cache: bool) -> Any:
         patches = dict(compat.mode_options(self.options.mode)) if self.options.mode else {}
         patches |= self.options.inductor
@@ -111,7 +119,8 @@ class Compilation:
             lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
             return lowered
 
-        return compat.compile_graph(compat.copy_graph(self.gm), self.inputs, inner, patches)
+        retain = self.options.retain_graph
+        return compat.compile_graph(compat.copy_graph(self.gm), self.inputs, inner, patches, retain_graph=retain)
 
     def _trains(self) -> bool:
         tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
@@ -166,49 +175,60 @@ class Compilation:
         except NotReadable as problem:
             truth = None
             notes.append(f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}")
-        swept = timeline(planned.facts, planned.chosen)
-        stock = timeline(planned.facts, planned.stock)
-        above = truth.peak if truth is not None else planned.chosen.peak
-        unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
         if len(partitioner.planned) > 1:
             notes.append(f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph")
         if self.device.type == "cpu":
             notes.append("the baseline counts the tensors that Python can see; the CPU has no allocator statistics")
-        budget = self.budget
-        if planned.bound is not None and budget is None:
-            budget = self.baseline + self.options.reserve + planned.bound
-        whole = step_seconds(planned)
-        report = Report(
+        report = build_report(
+            planned,
+            self.options,
+            truth,
             key=key,
             graph=self.name,
             device=str(self.device),
-            requested=str(self.options.budget),
-            budget=budget,
-            reserve=self.options.reserve,
             baseline=self.baseline,
-            unplanned_peak=self.baseline + unplanned,
-            predicted_peak=self.baseline + above,
-            source_of_peak="inductor wrapper" if truth is not None else "graph sweep",
-            predicted_time=whole + planned.chosen.seconds,
-            unplanned_time=whole,
-            recompute_time=max(0.0, planned.chosen.seconds),
-            decisions=planned.plan.decisions,
-            refusals=planned.refusals + tuple(self._levers()),
-            timeline=truth if truth is not None else swept,
-            unplanned_timeline=truth if truth is not None and planned.plan.stock else stock,
-            binding=planned.binding(),
+            budget=self.budget,
             stages=(*self.progress.stages, ("all", seconds)),
             notes=tuple(notes),
-            versions=(("torch", torch.__version__), ("memgraph", source_fingerprint()[:12])),
             attempts=attempts,
-            cached=False,
         )
-        return report, above
+        return report, report.predicted_peak - self.baseline
 
-    def _levers(self) -> list[Refusal]:
-        if self.options.recompute is None:
-            return [Refusal("recompute", "switched off by the options")]
-        return []
+
+def build_report(
+    planned: Planned, options: Options, truth: Timeline | None, *, baseline: int, budget: int | None, **known: Any
+) -> Report:
+    """The report of one planned graph.
+
+    truth: what Inductor's wrappers allocate, or None where only the sweep is known.  budget: bytes, or None where the
+    graph decides.  known: the report's fields that the plan does not speak of.
+    """
+    stock = timeline(planned.facts, planned.stock)
+    above = truth.peak if truth is not None else planned.chosen.peak
+    unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
+    if planned.bound is not None and budget is None:
+        budget = baseline + options.reserve + planned.bound
+    levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)
+    whole = step_seconds(planned)
+    return Report(
+        requested=str(options.budget),
+        budget=budget,
+        reserve=options.reserve,
+        baseline=baseline,
+        unplanned_peak=baseline + unplanned,
+        predicted_peak=baseline + above,
+        source_of_peak="inductor wrapper" if truth is not None else "graph sweep",
+        predicted_time=whole + planned.chosen.seconds,
+        unplanned_time=whole,
+        recompute_time=max(0.0, planned.chosen.seconds),
+        decisions=planned.plan.decisions,
+        refusals=planned.refusals + levers,
+        timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
+        unplanned_timeline=truth if truth is not None and planned.plan.stock else stock,
+        binding=planned.binding(),
+        versions=(("torch", torch.__version__), ("memgraph", source_fingerprint()[:12])),
+        **known,
+    )
 
 
 def read_step(partitioner: Partitioner, lowering: Lowering, device: str) -> Timeline:
@@ -226,6 +246,8 @@ def read_step(partitioner: Partitioner, lowering: Lowering, device: str) -> Time
     given, source = found["backward"]
     links = partitioner.links[-1]
     inputs = saved_inputs(given, forward, links, held=planned.num_fwd_outputs)
+    if planned.facts.retained:  # autograd keeps them until the graph goes
+        inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
     backward = read_wrapper(source, inputs, "backward", device=device)
     return step_timeline(forward, backward, links)
 

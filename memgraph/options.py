@@ -150,6 +150,10 @@ class Options(BaseModel):
     verify: StrictBool = True
     """Check the graph after every pass."""
 
+    retain_graph: StrictBool = False
+    """Plan for `backward(retain_graph=True)`: saved values outlive the backward and none is overwritten in it.
+    Without it torch refuses such a backward, since saved values are given to Inductor to reuse."""
+
     inductor_json: Annotated[str, PlainValidator(_inductor)] = Field("{}", alias="inductor")
     """Inductor's configuration as JSON, which is frozen and hashable; read it as `options.inductor`."""
 

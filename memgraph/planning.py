@@ -13,7 +13,7 @@ from torch import fx
 from memgraph import compat
 from memgraph.errors import Binding
 from memgraph.facts.fusion import price_fusion
-from memgraph.facts.joint import JointFacts, read_joint
+from memgraph.facts.joint import JointFacts, overwritten_inputs, read_joint
 from memgraph.facts.operators import draws, short_name, twice_is_wrong
 from memgraph.facts.regions import module_path
 from memgraph.hardware import Hardware
@@ -90,6 +90,7 @@ def plan_partition(
         hardware=hardware,
         pins=pins,
         granularity=512 if hardware.device == "cuda" else 1,
+        retained=options.retain_graph,
     )
     facts = price_fusion(facts, hardware)
     planner = Planner(
@@ -151,12 +152,8 @@ def _protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
     Inductor's partitioner would redraw an untagged seed under a user's checkpoint, and recompute from a buffer that
     the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/test_exact.py).
     """
-    overwritten = set()
+    overwritten = overwritten_inputs(joint.graph.nodes)
     pins: dict[str, tuple[str, str]] = {}
-    for node in joint.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable and node.args and getattr(node.args[0], "op", "") == "placeholder":
-            overwritten.add(node.args[0])
     for node in joint.graph.nodes:
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue

@@ -54,6 +54,7 @@ class JointFacts:
     forward, backward: values in execution order; the backward's are those that need a tangent, in the order of
     Inductor's own split. between: values that either side may compute (neither forward outputs nor tangents need
     them alone). stock_saved: what Inductor's own split saves. region_names, region_class: by region.
+    retained: saved values outlive the backward (`retain_graph=True`).
     """
 
     values: tuple[Value, ...]
@@ -64,6 +65,7 @@ class JointFacts:
     stock_saved: frozenset[int]
     region_names: tuple[str, ...]
     region_class: tuple[int, ...]
+    retained: bool = False
 
     def index(self) -> dict[str, int]:
         return {value.name: i for i, value in enumerate(self.values)}
@@ -78,6 +80,7 @@ def read_joint(
     hardware: Hardware,
     pins: Mapping[str, tuple[str, str]] | None = None,
     granularity: int = 1,
+    retained: bool = False,
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
@@ -99,7 +102,7 @@ def read_joint(
         by_name[n.name] for n in stock_backward.graph.nodes if n.op not in ("placeholder", "output")
         and n.name in by_name and by_name[n.name] in backward_only
     ]
-    overwritten = _overwritten(nodes)
+    overwritten = overwritten_inputs(joint.graph.nodes)
     paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
     assigned, names = regions.forward_regions(forward, [paths[node] for node in forward])
     region_of = dict(zip(forward, assigned, strict=True))
@@ -143,16 +146,29 @@ def read_joint(
         stock_saved=frozenset(position[by_name[name]] for name in stock),
         region_names=tuple(names),
         region_class=tuple(region_class),
+        retained=retained,
     )
 
 
-def _overwritten(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Inputs that the graph writes to: what was read from them before cannot be read again."""
-    found = set()
+def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Inputs that the forward writes to, in the graph or right after it, and their views: they cannot be read again."""
+    nodes = list(nodes)
+    found, by_description = set(), {}
     for node in nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             found |= {arg for arg in node.all_input_nodes[:1] if arg.op == "placeholder"}
+        elif node.op == "placeholder" and "desc" in node.meta:
+            by_description[node.meta["desc"]] = node
+        elif node.op == "output":
+            # AOTAutograd copies these outputs into their inputs when the compiled forward has returned.
+            for description in node.meta.get("desc") or ():
+                target = getattr(description, "mutated_input", None)
+                if target in by_description:
+                    found.add(by_description[target])
+    for node in nodes:
+        if node.op == "call_function" and family(node.target) == "view" and found.intersection(node.all_input_nodes):
+            found.add(node)
     return found
 
 

@@ -74,6 +74,7 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
             if container in births:
                 births[slot] = container
                 size[container] -= size[slot]
+                continue  # the recompute pass takes the tuple apart right where it is made
         for read in touched[slot]:
             last[read] = max(last.get(read, slot), slot)
     kept = {storage_of[slot] for slot in program.outputs}
@@ -109,7 +110,7 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
 def _container(values: Sequence[Value], program: Program, slot: int) -> int:
     """The slot of the operator with several outputs of which this slot takes one; -1 for every other slot.
 
-    All outputs are allocated when it runs; those that nothing takes live as long as the tuple does.
+    All outputs are allocated when it runs; those that nothing takes die there.
     """
     reads = program.reads[slot]
     return reads[0] if len(reads) == 1 and values[program.values[reads[0]]].kind == "tuple" else -1

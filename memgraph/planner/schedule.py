@@ -55,7 +55,7 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) 
     def at_hand(i: int, region: int) -> tuple[int, int] | None:
         """The slot from which the step of `region` reads value i, or None where it has to be computed first."""
         if i in held or values[i].kind in ("primal", "tangent") or (i in backward_set and (i, -1) in made):
-            if i not in backward_set:
+            if i not in backward_set and values[i].kind != "tangent":
                 needed.add(i)
             return (i, 0)
         if (i, region) in made:
@@ -174,7 +174,8 @@ def _backward_program(
         owned=frozenset(
             s
             for s, i in enumerate(inputs)
-            if values[i].kind not in ("primal", "tangent")
+            if not facts.retained
+            and values[i].kind not in ("primal", "tangent")
             and values[values[i].storage].kind != "primal"
             and values[i].storage not in forward_outputs
         ),

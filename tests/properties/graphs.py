@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from programs import Program
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from memgraph import compat
@@ -43,9 +46,10 @@ class Captured:
         """The two graphs of a choice, each rewrite verified."""
         plan = dataclasses.replace(make_plan(self.facts, chosen, stock), stock=False)
         count = self.num_fwd_outputs
-        forward, backward = partition(
-            self.joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=[]
-        )
+        with _compiling():
+            forward, backward = partition(
+                self.joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=[]
+            )
         verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="partition")
         backward = recompute(backward, plan)
         verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="recompute")
@@ -110,6 +114,11 @@ def _storages(values: Any) -> dict[int, int]:
     return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
 
 
+def _compiling() -> AbstractContextManager[Any]:
+    """As within torch.compile: elsewhere FX keeps random operators that nothing reads."""
+    return tracing(TracingContext(FakeTensorMode()))
+
+
 class _Done(Exception):
     pass
 
@@ -145,7 +154,7 @@ def capture(program: Program, *, decompose: bool = True, pins: Mapping[str, Any]
         raise _Done
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _compiling():
             warnings.simplefilter("ignore")
             aot_module_simplified(
                 traced,

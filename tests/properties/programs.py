@@ -84,7 +84,7 @@ class Net(nn.Module):
         values = [y, x]
         for block in self.blocks:
             values = block(values)
-        loss = values[-1].float().mean()
+        loss = values[-1].float().mean() + x.sum()  # of x, so that there is a backward in any case
         if len(values) > 4:
             loss = loss + values[-2].float().sigmoid().sum()
         return loss, *(values[max(-len(values), -1 - back)] for back in self.outputs)
@@ -122,11 +122,11 @@ def _write_transposed(m: Block, a: Tensor, b: Tensor) -> Tensor:
 
 def _track(m: Block, a: Tensor, b: Tensor) -> Tensor:
     m.mean.mul_(0.5).add_(a.detach().float().mean((0, 1)), alpha=0.1)
-    return a * m.mean
+    return a * m.mean.clone()  # it may change again before the backward
 
 
 def _count(m: Block, a: Tensor, b: Tensor) -> Tensor:
-    scaled = (a * m.count).sin()  # the backward needs the count as it was
+    scaled = (a * m.count.clone()).sin()  # the backward needs the count as it was
     m.count.add_(1.0)
     return scaled
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from graphs import Captured, capture, same_bits
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from programs import OPS, Op, Program, programs
 
@@ -39,7 +39,6 @@ def legal(facts, chosen: set[int], copies: bool) -> Candidate:
     except Unschedulable:
         fixed = {i for i in savable if facts.values[i].fixed}
         assert fixed - saved, "nothing that must not run twice is missing"
-        event("a fixed value was missing")
         return planner.evaluate(make_schedule(facts, saved | fixed, copies))
 
 

@@ -1,0 +1,219 @@
+"""Plan without a device: the graph is captured and planned as in a training run, and nothing runs or is compiled.
+
+Dynamo traces the function, AOTAutograd and Inductor's joint passes make the joint graph, it is planned and cut and
+verified, and there it ends: where Inductor would begin to lower, an exception unwinds it all. Since no compilation
+succeeds, Dynamo keeps nothing of it: what was compiled before stays valid, and what is compiled later starts afresh.
+
+Parameters and inputs may be real, fake or on the meta device. For another device than theirs the captured graph is
+given fake tensors on that device before it is differentiated. Fake CUDA tensors need a torch that was built with CUDA
+(no GPU): the autograd engine of a CPU-only build aborts the process on them (torch 2.13). There the graph is that of
+the CPU, priced and counted with the figures of the device that was named.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from memgraph import compat
+from memgraph.compilation import AUTO_MARGIN, build_report
+from memgraph.errors import BudgetError, MemgraphError, OptionsError
+from memgraph.hardware import Hardware, built_in, load
+from memgraph.options import Options, parse_options
+from memgraph.partitioner import Partitioner
+from memgraph.planning import Bound
+from memgraph.progress import Progress
+from memgraph.report import Report
+
+_GENERIC_CUDA = built_in("cuda").name
+
+
+class _Captured(MemgraphError):
+    """Unwinds a compilation that has been planned."""
+
+
+def plan(
+    fn: Callable[..., Any],
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    hardware: Hardware | str | None = None,
+    **kwargs: Any,
+) -> Report:
+    """What `torch.compile(fn, backend="memgraph", options=options)` would do at the call `fn(*args, **kwargs)`.
+
+    The peak is that of the graph sweep: what Inductor allocates is known only once it has lowered the graph.
+    The baseline is the bytes of parameters, buffers and inputs. Where Dynamo makes several graphs of `fn`, the
+    first one is planned, and a note says so.
+
+    device: where the step shall run; by default where the tensors are, and for meta tensors this machine's GPU, or
+    its CPU where there is none.  hardware: the figures to plan with: a Hardware, the name of a device whose figures
+    are built in ("H100"), or None for those of `device`.  A budget of "auto" is the capacity in these figures, less
+    a margin.
+
+    Raises OptionsError; BudgetError where the budget cannot be reached; MemgraphError where there is nothing to plan;
+    and what Dynamo raises where it cannot trace `fn`.
+    """
+    capture = _Capture(fn, parse_options(options), _figures(hardware), device)
+    token = _current.set(capture)
+    try:
+        with compat.only_tracing():
+            torch.compile(compat.uncompiled(fn), backend=_backend)(*args, **kwargs)
+    except Exception:
+        if capture.report is None:  # else it is what ended the compilation, however Dynamo dressed it
+            raise
+    finally:
+        _current.reset(token)
+    if capture.report is None:
+        raise MemgraphError("torch.compile captured no graph of this function, so there is nothing to plan")
+    report = capture.report
+    if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
+        minimum = report.predicted_peak + report.reserve
+        raise BudgetError(minimum=minimum, binding=report.binding, budget=report.budget)
+    return report
+
+
+def _figures(hardware: Hardware | str | None) -> Hardware | None:
+    if not isinstance(hardware, str):
+        return hardware
+    figures = built_in(hardware)
+    if figures.name == _GENERIC_CUDA and hardware not in ("cuda", _GENERIC_CUDA):
+        raise OptionsError(
+            f"no figures are built in for hardware {hardware!r}; allowed: the name of an H200, H100, A100 or "
+            'RTX 4090, "cuda" and "cpu" for a generic one, or a memgraph.hardware.Hardware'
+        )
+    return figures
+
+
+class _Capture:
+    """One call of `plan`: the backend of its compilation, and what came of it."""
+
+    def __init__(
+        self, fn: Any, options: Options, hardware: Hardware | None, device: torch.device | str | None
+    ) -> None:
+        self.fn, self.options, self.hardware = fn, options, hardware
+        self.device = torch.device(device) if device is not None else None
+        if self.device is None and hardware is not None:
+            self.device = torch.device(hardware.device)
+        if self.device is not None and self.device.type not in ("cuda", "cpu"):
+            raise OptionsError(f"device {str(device)!r} cannot be planned for; allowed: cuda, cpu, None")
+        self.notes: list[str] = []
+        self.report: Report | None = None
+
+    def run(self, gm: Any, inputs: Sequence[Any]) -> None:
+        """Plan the graph; always raises."""
+        start = time.perf_counter()
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+        tensors += [*gm.parameters(), *gm.buffers()]
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+            raise MemgraphError(
+                "there is nothing to plan: the first graph of this function has no input or parameter that "
+                "requires a gradient"
+            )
+        if reason := compat.graph_break_reason(gm):
+            self.notes.append(f"the function makes several graphs, this is the first; it ends at: {reason}")
+        target = self._target({t.device.type for t in tensors})
+        hardware = self.hardware or load(target)
+        baseline = _bytes([*tensors, *_tensors_of(self.fn)])
+        inputs = self._moved(gm, inputs, target)
+        partitioner = Partitioner(
+            self.options,
+            hardware,
+            self._bound(hardware, baseline),
+            progress := Progress(self.options.progress),
+            name := compat.compiled_function_name(),
+        )
+        patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
+        mode = compat.mode_options(self.options.mode) if self.options.mode else {}
+        try:
+            compat.compile_graph(gm, inputs, _stop, mode | self.options.inductor | patches)
+        except _Captured:
+            pass
+        if not partitioner.planned:
+            raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
+        planned = partitioner.planned[-1]
+        if len(partitioner.planned) > 1:
+            self.notes.append(
+                f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph"
+            )
+        bound = partitioner.bound.bytes
+        self.report = build_report(
+            planned,
+            self.options,
+            None,
+            key=f"dry-{partitioner.uuid()[:16]}",
+            graph=name,
+            device=str(target),
+            baseline=baseline,
+            budget=None if bound is None else baseline + bound,
+            stages=(*progress.stages, ("all", time.perf_counter() - start)),
+            notes=(f"planned with the figures of {hardware.name}; nothing was compiled or run", *self.notes),
+            attempts=1,
+        )
+        raise compat.through_dynamo(_Captured())
+
+    def _target(self, kinds: set[str]) -> torch.device:
+        if self.device is not None:
+            return self.device
+        if "meta" in kinds and "cuda" not in kinds:
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if "cuda" in kinds else "cpu")
+
+    def _moved(self, gm: Any, inputs: Sequence[Any], target: torch.device) -> Sequence[Any]:
+        """The graph's inputs on the target, where fake tensors can be made on it."""
+        origins = {"meta", "cpu", "cuda"} - {target.type}
+        if target.type == "cuda" and not torch.backends.cuda.is_built():
+            self.notes.append(
+                "this torch was built without CUDA, so the graph is the CPU's: its attention kernels and their "
+                "scratch memory may differ from those on CUDA"
+            )
+            target, origins = torch.device("cpu"), {"meta", "cuda"}
+        if not any(isinstance(t, torch.Tensor) and t.device.type in origins for t in inputs):
+            return inputs
+        try:
+            return compat.rehome(gm, inputs, frozenset(origins), target)
+        except TypeError as problem:
+            raise MemgraphError(f"cannot be planned for {target}: {problem}") from problem
+
+    def _bound(self, hardware: Hardware, baseline: int) -> Bound:
+        budget, reserve = self.options.budget, self.options.reserve
+        if isinstance(budget, float):
+            return Bound(fraction=budget, reserve=reserve)
+        if budget == "auto":
+            budget = int(hardware.capacity * (1 - AUTO_MARGIN))
+        return Bound(None if budget is None else budget - baseline, None, reserve)
+
+
+# One backend object for all calls: Dynamo keeps every backend that it has ever seen.
+_current: contextvars.ContextVar[_Capture] = contextvars.ContextVar("memgraph.dry")
+
+
+def _backend(gm: Any, inputs: Sequence[Any]) -> Any:
+    try:
+        _current.get().run(gm, inputs)
+    except MemgraphError as error:
+        raise compat.through_dynamo(error) from error.__cause__
+
+
+def _stop(*args: Any, **kwargs: Any) -> Any:
+    """Stands for Inductor's compiler of one graph: all partitioning is done when it is first called."""
+    raise _Captured
+
+
+def _tensors_of(fn: Any) -> list[torch.Tensor]:
+    """All parameters and buffers of a module, or of the module whose method `fn` is: they are there, used or not."""
+    owner = compat.uncompiled(fn)
+    owner = getattr(owner, "__self__", owner)
+    return [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else []
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of the tensors' storages, each once; meta and fake tensors count as if they were real."""
+    return sum({compat.storage_id(t): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+__all__ = ["plan"]

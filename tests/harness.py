@@ -1,0 +1,57 @@
+"""memgraph without a compiler: planned joint graphs run by FX's own Python, so that tests need no C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from memgraph.hardware import built_in
+from memgraph.options import parse_options
+from memgraph.planning import Bound, Planned, plan_partition
+
+
+class Eager:
+    """A Dynamo backend that plans like memgraph and runs both graphs as they are.  planned: what it did."""
+
+    def __init__(self, fraction: float | None = None, last: bool = False, **options) -> None:
+        self.bound = Bound(fraction=fraction, last=last)
+        self.options = parse_options(options)
+        self.planned: list[Planned] = []
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list) -> Callable:
+        def nop(gm: torch.fx.GraphModule, inputs: list) -> Callable:
+            return make_boxed_func(gm.forward)
+
+        compiler = aot_autograd(
+            fw_compiler=nop, bw_compiler=nop, inference_compiler=nop, partition_fn=self.partition
+        )
+        donated = not self.options.retain_graph and torch._functorch.config.donated_buffer
+        with torch._functorch.config.patch(donated_buffer=donated, force_non_lazy_backward_lowering=True):
+            return compiler(gm, inputs)
+
+    def partition(self, joint, joint_inputs, **arguments):
+        forward, backward, planned = plan_partition(
+            joint, joint_inputs, self.options, built_in("cpu"), self.bound, **arguments
+        )
+        self.planned.append(planned)
+        return forward, backward
+
+
+def gradients(module: torch.nn.Module, backend, *args, seed: int = 1) -> list[torch.Tensor]:
+    """The loss and all gradients of one step of `module(*args)`, which returns a scalar, on a fresh compile."""
+    torch._dynamo.reset()
+    module.zero_grad(set_to_none=True)
+    compiled = torch.compile(module, backend=backend)
+    torch.manual_seed(seed)
+    loss = compiled(*args)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+
+
+def assert_bitwise(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    assert len(left) == len(right)
+    for i, (a, b) in enumerate(zip(left, right, strict=True)):
+        assert torch.equal(a, b), f"value {i} differs by {(a - b).abs().max()}"

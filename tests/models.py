@@ -1,0 +1,103 @@
+"""Tiny real Hugging Face models with random weights, wrapped so that the training loss is the output."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Loss(torch.nn.Module):
+    """`model(**inputs).loss` as a module's output."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(**inputs).loss
+
+
+def _ids(batch: int = 2, length: int = 32, vocabulary: int = 128) -> torch.Tensor:
+    return torch.randint(0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+def _decoder(name: str, **more) -> tuple[torch.nn.Module, dict]:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=128, max_position_embeddings=64, use_cache=False, pad_token_id=0, **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{name}ForCausalLM")(config), {"input_ids": _ids(), "labels": _ids()}
+
+
+def llama(dropout: float = 0.0):
+    return _decoder("Llama", attention_dropout=dropout)
+
+
+def qwen3():
+    return _decoder("Qwen3")
+
+
+def gemma3():
+    import transformers
+
+    config = transformers.Gemma3TextConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=128, max_position_embeddings=64, use_cache=False, sliding_window=16,
+    )  # fmt: skip
+    return transformers.Gemma3ForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
+
+
+def gpt2(dropout: float = 0.1):
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=64, use_cache=False,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # else transformers logs a warning, which breaks the graph
+    return model, {"input_ids": _ids(), "labels": _ids()}
+
+
+def bert(dropout: float = 0.1):
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=128,
+        max_position_embeddings=64, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return transformers.BertForMaskedLM(config), {"input_ids": _ids(), "labels": _ids()}
+
+
+def vit(dropout: float = 0.1):
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=32,
+        patch_size=8, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=10,
+        problem_type="single_label_classification",
+    )  # fmt: skip
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    return transformers.ViTForImageClassification(config), {"pixel_values": pixels, "labels": torch.tensor([1, 2])}
+
+
+def t5(dropout: float = 0.1):
+    import transformers
+
+    config = transformers.T5Config(
+        d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=128,
+        dropout_rate=dropout, use_cache=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config), {"input_ids": _ids(), "labels": _ids()}
+
+
+FAMILIES = {"llama": llama, "qwen3": qwen3, "gemma3": gemma3, "gpt2": gpt2, "bert": bert, "vit": vit, "t5": t5}
+
+
+def build(name: str, **options) -> tuple[Loss, dict]:
+    """A model in training mode from a fixed seed, and its inputs."""
+    torch.manual_seed(0)
+    model, inputs = FAMILIES[name](**options)
+    model.train()
+    return Loss(model), inputs
