@@ -1,11 +1,16 @@
-"""Train models that do not fit: save, recompute, offload and tile under a budget in bytes, planned by the compiler.
+"""Train models that do not fit: under a budget in bytes, planned by the compiler.
 
     model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
 """
 
+from typing import TYPE_CHECKING, Any
+
 from memgraph.errors import BudgetError, MemgraphError, OffloadError, OptionsError, VerifyError
 from memgraph.measure import measure_peak
 from memgraph.report import Report, report, reports
+
+if TYPE_CHECKING:
+    from memgraph.dry import plan
 
 __all__ = [
     "BudgetError",
@@ -15,6 +20,15 @@ __all__ = [
     "Report",
     "VerifyError",
     "measure_peak",
+    "plan",
     "report",
     "reports",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "plan":  # it loads Inductor, which takes as long as torch itself
+        from memgraph.dry import plan
+
+        return plan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

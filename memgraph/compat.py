@@ -309,9 +309,9 @@ def tangents_are_given_away() -> bool:
 
 @contextlib.contextmanager
 def only_tracing() -> Iterator[None]:
-    """Dynamo traces anew and leaves nothing behind: no sizes remembered as dynamic, no function given up as hopeless.
+    """Dynamo traces anew, and remembers no sizes.
 
-    It neither falls back to eager when a backend raises nor when a function was compiled often before.
+    It falls back to eager neither when a backend raises nor when a function was compiled often before.
     """
     import torch._dynamo.config as config
     from torch.utils._python_dispatch import _disable_current_modes
@@ -342,8 +342,10 @@ def graph_break_reason(gm: Any) -> str:
 
 
 def rehome(gm: Any, inputs: Any, origins: frozenset[str], device: Any) -> list[Any]:
-    """A Dynamo graph as if traced on `device`: returns its inputs, those on a kind of device in `origins` replaced by
-    fake ones; device arguments of its operators are replaced in place.
+    """A Dynamo graph as if traced on `device`, instead of on a kind of device in `origins`.
+
+    Returns its inputs, replaced by fake ones; the devices that its operators name are replaced in place.
+    Raises TypeError for an input that is not a plain tensor.
     """
     import torch
     from torch._guards import TracingContext
@@ -369,3 +371,22 @@ def rehome(gm: Any, inputs: Any, origins: frozenset[str], device: Any) -> list[A
                 node.kwargs = torch.fx.node.map_aggregate(node.kwargs, moved)
             module.recompile()
     return new
+
+
+def donate_nothing() -> None:
+    """Tell AOTAutograd, while it compiles, that the backward leaves its saved values as they are.
+
+    Switched off by configuration alone it leaves the list at None, which its check at run time takes for a donation.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def inductor_cache_folder() -> str:
+    """Where Inductor keeps compiled graphs."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()

@@ -114,6 +114,8 @@ class Compilation:
         def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
             phase = "backward" if kwargs.get("is_backward") else "forward"
             given = inputs_of(gm)
+            if self.options.retain_graph:
+                compat.donate_nothing()
             with self.progress.stage(f"Inductor {phase}", graph=self.name):
                 lowered = stock(gm, inputs, **kwargs)
             lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))

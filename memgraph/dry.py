@@ -1,17 +1,19 @@
-"""Plan without a device: the graph is captured and planned as in a training run, and nothing runs or is compiled.
+"""Plan without a device: a graph is captured and planned as in a training run; nothing runs or is compiled.
 
-Dynamo traces the function, AOTAutograd and Inductor's joint passes make the joint graph, it is planned and cut and
-verified, and there it ends: where Inductor would begin to lower, an exception unwinds it all. Since no compilation
-succeeds, Dynamo keeps nothing of it: what was compiled before stays valid, and what is compiled later starts afresh.
+Dynamo traces the function, AOTAutograd and Inductor's joint passes make the joint graph, it is planned, cut
+and verified, and there it ends: where Inductor would begin to lower, an exception unwinds it all. Since no
+compilation succeeds, Dynamo keeps nothing of it: what was compiled before stays valid, what is compiled
+later starts afresh, and nobody has to call torch._dynamo.reset.
 
-Parameters and inputs may be real, fake or on the meta device. For another device than theirs the captured graph is
-given fake tensors on that device before it is differentiated. Fake CUDA tensors need a torch that was built with CUDA
-(no GPU): the autograd engine of a CPU-only build aborts the process on them (torch 2.13). There the graph is that of
-the CPU, priced and counted with the figures of the device that was named.
+Parameters and inputs may be real, fake or on the meta device. For another device than theirs the captured
+graph is given fake tensors on that device before it is differentiated. Fake CUDA tensors need a torch that
+was built with CUDA (but no GPU): the autograd engine of a CPU-only build aborts the process on them (torch
+2.13). There the graph is that of the CPU, priced and counted with the figures of the device that was named.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,19 +46,19 @@ def plan(
     hardware: Hardware | str | None = None,
     **kwargs: Any,
 ) -> Report:
-    """What `torch.compile(fn, backend="memgraph", options=options)` would do at the call `fn(*args, **kwargs)`.
+    """Return what the memgraph backend with these options would plan at the call `fn(*args, **kwargs)`.
 
     The peak is that of the graph sweep: what Inductor allocates is known only once it has lowered the graph.
-    The baseline is the bytes of parameters, buffers and inputs. Where Dynamo makes several graphs of `fn`, the
-    first one is planned, and a note says so.
+    The baseline is the bytes of parameters, buffers and inputs. Where Dynamo makes several graphs of `fn`,
+    the first one is planned, and a note says so.
 
-    device: where the step shall run; by default where the tensors are, and for meta tensors this machine's GPU, or
-    its CPU where there is none.  hardware: the figures to plan with: a Hardware, the name of a device whose figures
-    are built in ("H100"), or None for those of `device`.  A budget of "auto" is the capacity in these figures, less
-    a margin.
+    device: where the step shall run; by default that of `hardware`, else where the tensors are; for meta
+    tensors this machine's GPU, or its CPU where there is none. hardware: the figures to plan with: a
+    Hardware, the name of a device whose figures are built in ("H100"), or None for those of `device`. A
+    budget of "auto" is the capacity in these figures, less a margin.
 
-    Raises OptionsError; BudgetError where the budget cannot be reached; MemgraphError where there is nothing to plan;
-    and what Dynamo raises where it cannot trace `fn`.
+    Raises OptionsError; BudgetError where the budget cannot be reached; MemgraphError where there is nothing
+    to plan; and what Dynamo raises where it cannot trace `fn`.
     """
     capture = _Capture(fn, parse_options(options), _figures(hardware), device)
     token = _current.set(capture)
@@ -115,7 +117,8 @@ class _Capture:
                 "requires a gradient"
             )
         if reason := compat.graph_break_reason(gm):
-            self.notes.append(f"the function makes several graphs, this is the first; it ends at: {reason}")
+            where = reason.splitlines()[0]
+            self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")
         target = self._target({t.device.type for t in tensors})
         hardware = self.hardware or load(target)
         baseline = _bytes([*tensors, *_tensors_of(self.fn)])
@@ -125,14 +128,12 @@ class _Capture:
             hardware,
             self._bound(hardware, baseline),
             progress := Progress(self.options.progress),
-            name := compat.compiled_function_name(),
+            name := getattr(self.fn, "__qualname__", type(self.fn).__name__),
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}
-        try:
+        with contextlib.suppress(_Captured):
             compat.compile_graph(gm, inputs, _stop, mode | self.options.inductor | patches)
-        except _Captured:
-            pass
         if not partitioner.planned:
             raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
         planned = partitioner.planned[-1]
@@ -168,8 +169,8 @@ class _Capture:
         origins = {"meta", "cpu", "cuda"} - {target.type}
         if target.type == "cuda" and not torch.backends.cuda.is_built():
             self.notes.append(
-                "this torch was built without CUDA, so the graph is the CPU's: its attention kernels and their "
-                "scratch memory may differ from those on CUDA"
+                "this torch was built without CUDA, so the graph is the CPU's: its attention kernels "
+                "and their scratch memory may differ from those on CUDA"
             )
             target, origins = torch.device("cpu"), {"meta", "cuda"}
         if not any(isinstance(t, torch.Tensor) and t.device.type in origins for t in inputs):
@@ -205,7 +206,7 @@ def _stop(*args: Any, **kwargs: Any) -> Any:
 
 
 def _tensors_of(fn: Any) -> list[torch.Tensor]:
-    """All parameters and buffers of a module, or of the module whose method `fn` is: they are there, used or not."""
+    """All parameters and buffers of the module that `fn` is, or is a method of: they are there, used or not."""
     owner = compat.uncompiled(fn)
     owner = getattr(owner, "__self__", owner)
     return [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else []

@@ -8,6 +8,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
+from memgraph import compat
 from memgraph.hardware import built_in
 from memgraph.options import parse_options
 from memgraph.planning import Bound, Planned, plan_partition
@@ -23,6 +24,8 @@ class Eager:
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list) -> Callable:
         def nop(gm: torch.fx.GraphModule, inputs: list) -> Callable:
+            if self.options.retain_graph:
+                compat.donate_nothing()
             return make_boxed_func(gm.forward)
 
         compiler = aot_autograd(

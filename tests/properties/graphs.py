@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from programs import Program
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._subclasses import FakeTensorMode
@@ -123,14 +123,18 @@ class _Done(Exception):
     pass
 
 
-def capture(program: Program, *, decompose: bool = True, pins: Mapping[str, Any] | None = None) -> Captured:
+def capture(program: Program, *, decompose: bool = True) -> Captured:
     """The joint graph of a program, with Inductor's decompositions or as autograd made it."""
+    return capture_module(program.module(), program.inputs(), decompose=decompose)
+
+
+def capture_module(module: nn.Module, inputs: tuple[Tensor, ...], *, decompose: bool = True) -> Captured:
+    """The joint graph of a module that symbolic tracing understands."""
     table = None
     if decompose:
         from torch._inductor.decomposition import select_decomp_table
 
         table = select_decomp_table()
-    module, inputs = program.module(), program.inputs()
     traced = fx.symbolic_trace(module)
     primals = [p.detach() for p in (*traced.parameters(), *traced.buffers(), *inputs)]
     captured = []
@@ -147,9 +151,9 @@ def capture(program: Program, *, decompose: bool = True, pins: Mapping[str, Any]
             backward,
             num_fwd_outputs=num_fwd_outputs,
             hardware=HARDWARE,
-            pins={**protected, **(pins or {})},
+            pins=protected,
         )
-        tangents = _tangents(joint, program)
+        tangents = _tangents(joint)
         captured.append(Captured(before, joint, forward, backward, facts, num_fwd_outputs, primals, tangents))
         raise _Done
 
@@ -169,11 +173,11 @@ def capture(program: Program, *, decompose: bool = True, pins: Mapping[str, Any]
     return captured[0]
 
 
-def _tangents(joint: fx.GraphModule, program: Program) -> list[Tensor]:
+def _tangents(joint: fx.GraphModule) -> list[Tensor]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
-        draw = torch.Generator().manual_seed(program.seed)
+        draw = torch.Generator().manual_seed(0)
         found = []
         for node in joint.graph.find_nodes(op="placeholder"):
             if "tangents" in node.name:

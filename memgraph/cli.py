@@ -1,0 +1,209 @@
+"""`memgraph demo | plan | calibrate | doctor | bench`: what a user does at a terminal.
+
+Exit codes: 0 done; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from memgraph.errors import BudgetError, MemgraphError, OptionsError
+
+CHECKOUT = Path(__file__).parents[1]  # of an editable install; in any other it holds no examples
+TARGET_HELP = """TARGET is SCRIPT.py:FUNCTION or package.module:FUNCTION. FUNCTION is called once, without
+arguments, and returns (callable, args), where args is a tuple and callable(*args) is the step up to the loss.
+The step is not run: make the model and args under `torch.device("meta")`, and they need no memory."""
+
+app = typer.Typer(
+    help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+console = Console(highlight=False)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What memgraph refuses is a message and an exit code, not a traceback."""
+    try:
+        yield
+    except MemgraphError as error:
+        code = 3 if isinstance(error, BudgetError) else 2 if isinstance(error, OptionsError) else 1
+        raise fail(str(error), code) from error
+
+
+def fail(message: str, code: int = 1) -> typer.Exit:
+    """Say why, and return what is to be raised."""
+    Console(stderr=True, highlight=False).print(message, markup=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(min=1)] = 30,
+    budget: Annotated[float, typer.Option(help="share of plain Inductor's peak above the baseline")] = 0.4,
+    out: Annotated[Path, typer.Option(help="folder for the report and the picture")] = Path("out"),
+) -> None:
+    """Train a small Llama with and without memgraph, and compare (about five minutes on two cores)."""
+    arguments = [f"--steps={steps}", f"--budget={budget}", f"--out={out}"]
+    raise typer.Exit(_run_file("examples/train_llama.py", arguments))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Run memgraph beside its peers; what follows is handed to benchmarks/run.py."""
+    raise typer.Exit(_run_file("benchmarks/run.py", context.args))
+
+
+def _run_file(name: str, arguments: list[str]) -> int:
+    file = CHECKOUT / name
+    if not file.is_file():
+        raise fail(
+            f"{name} is in memgraph's repository and not in the installed package: clone it and run it there"
+        )
+    return subprocess.run([sys.executable, str(file), *arguments]).returncode
+
+
+@app.command(help=f"Plan a step without running or compiling anything.\n\n{TARGET_HELP}")
+def plan(
+    target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False)],
+    budget: Annotated[
+        str, typer.Option(help='"20GiB"; a share such as 0.4; "auto" for the device\'s capacity; "none"')
+    ] = "auto",
+    reserve: Annotated[str, typer.Option(help="bytes of the budget to hold back, such as 2GiB")] = "0B",
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="plan with the built-in figures of this device: H100")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
+) -> None:
+    with refusals():
+        fn, args = load_step(target)
+        from memgraph.dry import plan as plan_step
+
+        options = {"budget": parse_budget(budget), "reserve": reserve}
+        report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
+    console.print(report)
+    try:
+        if json:
+            json.write_text(report.to_json())
+        if plot:
+            report.plot(plot)
+    except (OSError, ValueError) as problem:
+        raise fail(f"the report could not be written: {problem}") from problem
+
+
+def parse_budget(text: str) -> str | float | None:
+    """A budget as the backend takes it: None, a share (float), or text that it parses itself."""
+    if text.lower() == "none":
+        return None
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step that TARGET's function returns. Raises OptionsError where it is not as TARGET_HELP says."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise OptionsError(f"{target!r} names no function.\n{TARGET_HELP}")
+    function = getattr(_load_module(place), name, None)
+    if not callable(function):
+        raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
+    made = function()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
+        raise OptionsError(
+            f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}"
+        )
+    return made
+
+
+def _load_module(place: str) -> Any:
+    if not place.endswith(".py"):
+        sys.path.insert(0, "")  # as `python -m` does
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as missing:
+            if missing.name != place and not place.startswith(f"{missing.name}."):
+                raise  # the module is there, and something that it imports is not
+            raise OptionsError(f"there is no module {place!r}.\n{TARGET_HELP}") from missing
+    file = Path(place)
+    if not file.is_file():
+        raise OptionsError(f"there is no script {place!r}.\n{TARGET_HELP}")
+    sys.path.insert(0, str(file.parent.resolve()))  # as `python SCRIPT` does
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@app.command()
+def calibrate(
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one")
+    ] = None,
+) -> None:
+    """Measure what a device can do, for a few seconds, and keep it for the planner."""
+    import torch
+
+    from memgraph import hardware
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        with Console(stderr=True).status(f"measuring {device}"):
+            figures = hardware.calibrate(device)
+    except (ValueError, RuntimeError, AssertionError) as problem:  # what torch raises for a missing device
+        raise fail(f"{device} cannot be measured: {problem}", 2) from problem
+    known = hardware.built_in(figures.name if figures.device == "cuda" else "cpu")
+    table = Table("", "measured", f"built in: {known.name}", title=figures.name)
+    for (name, measured), (_, built_in) in zip(_rows(figures), _rows(known), strict=True):
+        table.add_row(name, measured, built_in)
+    console.print(table)
+    try:
+        console.print(f"kept in {hardware.save(figures)}", markup=False, soft_wrap=True)
+    except OSError as problem:
+        raise fail(f"the figures could not be kept: {problem}") from problem
+
+
+def _rows(figures: Any) -> Iterator[tuple[str, str]]:
+    from memgraph.sizes import format_size
+
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        yield f"matrix product, {dtype}", f"{figures.rate(dtype) / 1e9:,.1f} GFLOP/s"
+    yield "memory", f"{figures.memory_bandwidth / 1e9:,.1f} GB/s"
+    yield "exp", f"{figures.transcendental_rate / 1e9:,.2f} G elements/s"
+    yield "overhead of a kernel", f"{figures.kernel_overhead * 1e6:.1f} us"
+    yield "capacity", format_size(figures.capacity)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is here, and whether memgraph can work with it (exit code 0) or not (1)."""
+    from memgraph.doctor import checks
+
+    table = Table("", "", "", title="memgraph doctor", show_header=False)
+    found = list(checks())
+    for check in found:
+        sign = "[green]ok[/]" if check.ok else "[red]no[/]" if check.needed else "[yellow]--[/]"
+        table.add_row(sign, check.name, check.text)
+    console.print(table)
+    if wrong := [check.name for check in found if check.needed and not check.ok]:
+        raise fail(f"memgraph cannot work here: {', '.join(wrong)}")
+    console.print("memgraph can work here.")
+
+
+if __name__ == "__main__":
+    app()
