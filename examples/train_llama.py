@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import os
 import statistics
 import sysconfig
 import time
@@ -28,6 +29,7 @@ from memgraph.sizes import format_size
 SEED = 0
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 console = Console(highlight=False)
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler, which measures on a CPU, says so otherwise
 
 
 @dataclasses.dataclass(frozen=True)

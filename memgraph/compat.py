@@ -390,3 +390,37 @@ def inductor_cache_folder() -> str:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
+
+
+def scheduler_pass_base() -> type:
+    """The abstract class of a pass over Inductor's scheduler nodes that may stay in its cache keys."""
+    from torch._inductor import custom_graph_pass
+
+    return getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
+
+
+def lowers_backward() -> bool:
+    """Whether the graph that Inductor is lowering is a backward."""
+    from torch._inductor.virtualized import V
+
+    return bool(V.graph.is_backward)
+
+
+def run_after(node: Any, previous: Any) -> None:
+    """Make a scheduler node wait for another; no buffer lives longer for it.
+
+    The dependency is put among those that decide over order and fusion, not among the node's reads: these decide when a
+    buffer is freed.
+    """
+    from torch._inductor.dependencies import WeakDep
+
+    if node.ancestors.intersection(previous.get_operation_names()):
+        return  # it does so already
+    name = next(iter(previous.get_buffer_names()))
+    mine = next(iter(node.get_buffer_names()))
+    node.unmet_dependencies.add(WeakDep(name, mutating_buf=mine))
+
+
+def recompute_ancestors(node: Any) -> None:
+    """Let Inductor's scheduler take note of new dependencies before it fuses."""
+    node.scheduler.compute_ancestors()

@@ -19,6 +19,7 @@ from memgraph.hardware import load
 from memgraph.lowered import inputs_of, read_wrapper, saved_inputs, step_timeline
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options
+from memgraph.ordering import KeepOrder
 from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import Bound, Planned, timeline
@@ -107,6 +108,8 @@ class Compilation:
         patches |= self.options.inductor
         if partitioner is not None:
             patches["custom_partitioner_fn"] = partitioner
+            order = KeepOrder(lambda: not partitioner.planned[-1].plan.stock, partitioner.uuid())
+            patches["_pre_fusion_custom_pass"] = order
         if not cache:
             patches["force_disable_caches"] = True
         stock = compat.inner_compile()

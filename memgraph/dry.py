@@ -133,7 +133,8 @@ class _Capture:
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}
         with contextlib.suppress(_Captured):
-            compat.compile_graph(gm, inputs, _stop, mode | self.options.inductor | patches)
+            patches = mode | self.options.inductor | patches
+            compat.compile_graph(gm, inputs, _stop, patches, retain_graph=self.options.retain_graph)
         if not partitioner.planned:
             raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
         planned = partitioner.planned[-1]
@@ -206,7 +207,7 @@ def _stop(*args: Any, **kwargs: Any) -> Any:
 
 
 def _tensors_of(fn: Any) -> list[torch.Tensor]:
-    """All parameters and buffers of the module that `fn` is, or is a method of: they are there, used or not."""
+    """All parameters and buffers of the module that `fn` is, or is a method of, used or not."""
     owner = compat.uncompiled(fn)
     owner = getattr(owner, "__self__", owner)
     return [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else []

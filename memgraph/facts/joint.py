@@ -206,11 +206,13 @@ def _kind(node: fx.Node, val: object, tangent: bool) -> Kind:
         return "primal"
     if node.op == "get_attr":
         return "primal" if isinstance(val, torch.Tensor) else "symbol"
+    kind = family(node.target)
     if isinstance(val, list | tuple):
-        return "tuple"
+        return "view" if kind == "view" else "tuple"  # split, unbind: views in a list
     if not isinstance(val, torch.Tensor):
         return "symbol" if val is not None else "extern"
-    kind = family(node.target)
+    if kind == "getitem" and family(node.args[0].target) == "view":
+        return "view"
     return "extern" if kind in ("getitem", "symbol") else kind
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from programs import Program
 from torch import Tensor, fx, nn
-from torch._guards import TracingContext, tracing
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -119,6 +119,10 @@ def _compiling() -> AbstractContextManager[Any]:
     return tracing(TracingContext(FakeTensorMode()))
 
 
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # otherwise writes to buffers happen while it traces
+
+
 class _Done(Exception):
     pass
 
@@ -135,7 +139,7 @@ def capture_module(module: nn.Module, inputs: tuple[Tensor, ...], *, decompose: 
         from torch._inductor.decomposition import select_decomp_table
 
         table = select_decomp_table()
-    traced = fx.symbolic_trace(module)
+    traced = fx.GraphModule(module, _Tracer().trace(module))
     primals = [p.detach() for p in (*traced.parameters(), *traced.buffers(), *inputs)]
     captured = []
 

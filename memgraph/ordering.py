@@ -1,0 +1,49 @@
+"""Keep the backward in the plan's order through Inductor's scheduler: a dependency from each operator to the next.
+
+    plan:      product = silu(gate) * up;  dW = product.T @ dz;  dh = dz @ W.T;  dgate, dup = silu_backward(dh, gate, up)
+    Inductor:  dh first, then ONE kernel for product, dgate and dup (they read the same), and dW after it:
+               product, dgate, dup and dh stand at the same time
+    here:      dh waits for dW, so product cannot join the kernel that needs dh
+
+Only operators that fuse with nothing (matrix products, attention) are tied; what lies between two of them still fuses.
+Measured on a Llama of 2 layers (hidden 128, MLP 512, 1,024 tokens) planned for 14.9 MiB: 20.4 MiB as Inductor would
+have it (20.9 with reorder_for_peak_memory off), see docs/decisions/0004.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memgraph import compat
+
+
+class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
+    """Ties the scheduler nodes of a planned backward.  planned: whether the graph at hand is one."""
+
+    def __init__(self, planned: Callable[[], bool], identity: str) -> None:
+        self.planned, self.identity = planned, identity
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        if not (compat.lowers_backward() and self.planned()):
+            return nodes
+        previous = None
+        for node in nodes:
+            if not (node.is_extern() and list(node.get_buffer_names())):
+                continue
+            if previous is not None:
+                compat.run_after(node, previous)
+            previous = node
+        if previous is not None:
+            compat.recompute_ancestors(previous)
+        return nodes
+
+    def uuid(self) -> str:
+        """The partitioner's: whether a graph is planned follows from it."""
+        return self.identity
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.identity,))
+
+    def __deepcopy__(self, memo: dict) -> KeepOrder:
+        return self

@@ -1,0 +1,161 @@
+import json
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from memgraph import OptionsError, Report, cli
+from memgraph.cli import app
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def step():
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3)])
+        x = torch.empty(1024, 64)
+    return lambda x: model(x).square().mean(), (x,)
+
+def wrong():
+    return 3
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "the_step.py"
+    file.write_text(SCRIPT)
+    yield file
+    sys.modules.pop("the_step", None)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_help_names_every_command():
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("demo", "plan", "calibrate", "doctor", "bench"):
+        assert command in result.output
+
+
+def test_plan_writes_what_it_is_asked_for(script, tmp_path):
+    result = run(
+        "plan", f"{script}:step", "--budget", "0.8", "--hardware", "H100",
+        "--json", tmp_path / "r.json", "--plot", tmp_path / "r.png",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "predicted peak" in result.output
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    assert report.predicted_peak <= report.budget
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_of_a_module(script, monkeypatch):
+    monkeypatch.syspath_prepend(str(script.parent))
+    result = run("plan", "the_step:step", "--budget", "none", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "target, options, code, says",
+    [
+        ("{}:step", ["--budget", "64KiB"], 3, "the smallest that can is"),
+        ("{}:step", ["--budget", "lots"], 2, "budget"),
+        ("{}:step", ["--budget", "2.0"], 2, "fraction"),
+        ("{}:step", ["--hardware", "abacus"], 2, "abacus"),
+        ("{}:step", ["--device", "xla"], 2, "xla"),
+        ("{}:wrong", [], 2, "(callable, args)"),
+        ("{}:number", [], 2, "no function 'number'"),
+        ("{}", [], 2, "names no function"),
+        ("nowhere.py:step", [], 2, "no script"),
+        ("no.such.module:step", [], 2, "no module"),
+    ],
+)
+def test_what_is_refused_is_a_message_and_a_code(script, target, options, code, says):
+    result = run("plan", target.replace("{}", str(script)), *options)
+    assert result.exit_code == code, result.output
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_import_that_fails_within_a_module_is_not_blamed_on_its_name(tmp_path, monkeypatch):
+    (tmp_path / "hungry.py").write_text("import no_such_dependency")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        cli.load_step("hungry:step")
+    with pytest.raises(OptionsError):
+        cli.load_step("hungrier:step")
+
+
+@pytest.mark.parametrize(
+    "text, budget", [("20GiB", "20GiB"), ("0.4", 0.4), ("none", None), ("auto", "auto"), ("1e-1", 0.1)]
+)
+def test_budgets(text, budget):
+    assert cli.parse_budget(text) == budget
+
+
+def test_doctor_finds_this_machine_usable(monkeypatch):
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    for word in ("torch", "memgraph.backend:memgraph", "C++ compiler", "built-in figures", "lever: offload"):
+        assert word in result.output
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "cannot work here: C++ compiler" in result.output
+
+
+def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
+    import dataclasses
+
+    from memgraph import hardware
+
+    figures = dataclasses.replace(
+        hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9
+    )
+    monkeypatch.setattr(
+        hardware, "calibrate", lambda device: figures
+    )  # it takes seconds, and is tested apart
+    result = run("calibrate", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "7.0 GB/s" in result.output
+    (file,) = (tmp_path / "cache").glob("hardware-*.json")
+    assert json.loads(file.read_text())["memory_bandwidth"] == 7e9
+    assert "measured figures" in run("doctor").output
+
+
+def test_calibrate_refuses_what_has_no_figures():
+    assert run("calibrate", "--device", "meta").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "command, file", [("demo", "examples/train_llama.py"), ("bench", "benchmarks/run.py")]
+)
+def test_scripts_of_the_repository(command, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "CHECKOUT", tmp_path)
+    result = run(command)
+    assert result.exit_code == 1
+    assert file in result.output and "repository" in result.output
+
+    place = tmp_path / file
+    place.parent.mkdir()
+    place.write_text("import sys; sys.exit(7 if '--steps=2' in sys.argv or 'x' in sys.argv else 8)")
+    assert run(command, *(["--steps", "2"] if command == "demo" else ["x"])).exit_code == 7
+
+
+def test_fail_is_an_exit():
+    assert isinstance(cli.fail("why", 3), typer.Exit)

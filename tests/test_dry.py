@@ -1,0 +1,174 @@
+"""Planning without running: on real, meta and fake tensors, with nothing lowered and nothing left behind."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+import memgraph
+from memgraph import BudgetError, MemgraphError, OptionsError, compat
+from memgraph.hardware import built_in
+
+WIDTH, ROWS, LAYERS = 64, 2048, 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_lowered(monkeypatch):
+    import torch._inductor.graph
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("Inductor began to lower")
+
+    monkeypatch.setattr(torch._inductor.graph.GraphLowering, "__init__", refuse)
+
+
+def make(device="cpu"):
+    with torch.device(device):
+        layers = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(LAYERS)
+        ]
+        model = nn.Sequential(*layers)
+        x = torch.empty(ROWS, WIDTH)
+    return model, lambda x: model(x).square().mean(), x
+
+
+def parameter_bytes(model):
+    return sum(p.untyped_storage().nbytes() for p in [*model.parameters(), *model.buffers()])
+
+
+def test_real_and_meta_tensors_are_planned_alike():
+    reports = []
+    for device in ("cpu", "meta"):
+        model, loss, x = make(device)
+        report = memgraph.plan(loss, x, options={"budget": 0.7}, device="cpu")
+        assert report.baseline == parameter_bytes(model) + x.untyped_storage().nbytes()
+        assert report.baseline < report.predicted_peak <= report.budget < report.unplanned_peak
+        assert report.source_of_peak == "graph sweep"
+        assert report.decisions and report.device == "cpu"
+        assert any(decision.action == "recompute" for decision in report.decisions)
+        reports.append(report)
+    assert reports[0].decisions == reports[1].decisions
+    assert reports[0].timeline == reports[1].timeline
+
+
+def test_fake_tensors_of_a_caller():
+    real_model, _, x = make()
+    real = memgraph.plan(real_model, x, options={"budget": None})
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        model, _, x = make()
+        inside = memgraph.plan(model, x, options={"budget": None})
+    outside = memgraph.plan(model, x, options={"budget": None})
+    for report in (inside, outside):
+        assert (report.baseline, report.predicted_peak) == (real.baseline, real.predicted_peak)
+
+
+def test_for_a_gpu_that_is_not_here():
+    _, loss, x = make("meta")
+    report = memgraph.plan(loss, x, options={"budget": 0.7}, hardware="NVIDIA H100 80GB HBM3")
+    assert report.device == "cuda"
+    assert any("H100" in note for note in report.notes)
+    if not torch.backends.cuda.is_built():
+        assert any("built without CUDA" in note for note in report.notes)
+    # CUDA allocates in blocks of 512 bytes
+    assert all(event.bytes % 512 == 0 for event in report.timeline.events)
+
+
+def test_the_capacity_bounds_auto():
+    _, loss, x = make("meta")
+    report = memgraph.plan(loss, x, hardware=built_in("H100"))
+    assert 0 < report.budget < built_in("H100").capacity
+
+
+def test_a_budget_that_cannot_be_reached():
+    _, loss, x = make()
+    with pytest.raises(BudgetError) as caught:
+        memgraph.plan(loss, x, options={"budget": "600KiB", "reserve": "1KiB"})
+    minimum = caught.value.minimum
+    assert minimum > 600 * 1024 == caught.value.budget
+    assert caught.value.binding
+    report = memgraph.plan(loss, x, options={"budget": minimum, "reserve": "1KiB"})
+    assert report.predicted_peak + 1024 <= minimum == report.budget
+
+
+@pytest.mark.parametrize(
+    "given, match",
+    [
+        ({"options": {"bugdet": 1}}, "did you mean 'budget'"),
+        ({"hardware": "H1000000"}, None),
+        ({"hardware": "abacus"}, "abacus"),
+        ({"device": "meta"}, "meta"),
+    ],
+)
+def test_what_is_refused(given, match):
+    _, loss, x = make("meta")
+    if match is None:
+        assert memgraph.plan(loss, x, options={"budget": None}, **given)
+    else:
+        with pytest.raises(OptionsError, match=match):
+            memgraph.plan(loss, x, **given)
+
+
+def test_where_there_is_nothing_to_plan():
+    _, loss, x = make()
+    with torch.no_grad(), pytest.raises(MemgraphError, match="nothing to plan"):
+        memgraph.plan(loss, x)
+    with pytest.raises(MemgraphError, match="no graph"):
+        memgraph.plan(lambda: 3)
+
+
+def test_an_error_of_the_function_is_shown_as_it_is():
+    def wrong(x):
+        return (x @ x).sum()  # not square
+
+    with pytest.raises(Exception, match="matmul"):
+        memgraph.plan(wrong, torch.ones(2, 3, requires_grad=True))
+
+
+def test_several_graphs():
+    _, loss, x = make()
+
+    def broken(x):
+        y = loss(x)
+        torch._dynamo.graph_break()
+        return y * 2
+
+    assert any("several graphs" in note for note in memgraph.plan(broken, x, options={"budget": None}).notes)
+
+
+def test_nothing_is_left_behind():
+    _, loss, x = make()
+    before = len(memgraph.reports())
+    counter = CompileCounter()
+    compiled = torch.compile(loss, backend=counter)
+    compiled(x)
+    memgraph.plan(compiled, x, options={"budget": None})
+    memgraph.plan(loss, x[:100], options={"budget": None})
+    compiled(x)
+    assert counter.frame_count == 1
+    _, loss, x = make()
+    memgraph.plan(loss, x, options={"budget": None})
+    seen = []
+    other = torch.compile(loss, backend=lambda gm, inputs: seen.append(inputs) or gm.forward)
+    other(x[:50])
+    assert all(isinstance(item, torch.Tensor) for item in seen[0])  # no size became dynamic
+    assert len(memgraph.reports()) == before  # a dry plan is not a plan of this process
+
+
+def test_sizes_marked_as_dynamic_are_planned_for_those_seen():
+    _, loss, x = make("meta")
+    torch._dynamo.mark_dynamic(x, 0)
+    dynamic = memgraph.plan(loss, x, options={"budget": None}, device="cpu")
+    _, loss, x = make("meta")
+    assert (
+        dynamic.unplanned_peak
+        == memgraph.plan(loss, x, options={"budget": None}, device="cpu").unplanned_peak
+    )
+
+
+def test_uncompiled_unwraps():
+    model, loss, _ = make()
+    assert compat.uncompiled(torch.compile(model)) is model
+    assert compat.uncompiled(torch.compile(loss)) is loss
+    assert compat.uncompiled(loss) is loss
