@@ -179,7 +179,7 @@ def main(steps: int, budget: float, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     report.plot(out / "timeline.png")
     (out / "report.txt").write_text(f"{report}\n")
-    console.print("\n" + str(report).split("\nModules")[0], markup=False)
+    console.print("\n" + str(report).split("\nModules")[0], markup=False, soft_wrap=True)
     console.print(f"\nThe whole report: {out / 'report.txt'}; as a picture: {out / 'timeline.png'}")
 
 

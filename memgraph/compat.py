@@ -313,17 +313,25 @@ def only_tracing() -> Iterator[None]:
 
     It falls back to eager neither when a backend raises nor when a function was compiled often before.
     """
+    import copy
+
     import torch._dynamo.config as config
+    import torch._dynamo.pgo as pgo
     from torch.utils._python_dispatch import _disable_current_modes
 
+    # Sizes that differ from those remembered become dynamic; they are written down with the setting off, too.
+    sizes = copy.deepcopy(pgo._CODE_STATE)
     settings = {
         "automatic_dynamic_shapes": False,
         "suppress_errors": False,
         "recompile_limit": 2**30,
         "accumulated_recompile_limit": 2**30,
     }
-    with config.patch(settings), _disable_current_modes():
-        yield
+    try:
+        with config.patch(settings), _disable_current_modes():
+            yield
+    finally:
+        pgo._CODE_STATE = sizes
 
 
 def uncompiled(fn: Any) -> Any:

@@ -8,7 +8,6 @@ nothing here warns.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from memgraph import compat
 from memgraph.errors import VerifyError
 from memgraph.graph_checks import (
     bodies,
@@ -34,11 +34,8 @@ _RNG_STATE_INPUT = re.compile(r"(?:fwd|bwd)_rng_state_(\d+)$")
 
 
 def snapshot(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph as it is now, to verify against later: nodes copied, constants and bodies shared.
-
-    `copy.deepcopy` fails on a graph that holds fake constants.
-    """
-    return fx.GraphModule(module, copy.deepcopy(module.graph))
+    """A graph as it is now, to verify against later: nodes copied, constants and bodies shared."""
+    return compat.copy_graph(module)
 
 
 def verify_graph(before: fx.GraphModule, after: fx.GraphModule, *, pass_name: str) -> None:

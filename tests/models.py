@@ -48,7 +48,7 @@ def gemma3():
     return transformers.Gemma3ForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
 
 
-def gpt2(dropout: float = 0.1):
+def gpt2(dropout: float = 0.1, batch: int = 2, length: int = 32):
     import transformers
 
     config = transformers.GPT2Config(
@@ -57,7 +57,8 @@ def gpt2(dropout: float = 0.1):
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # else transformers logs a warning, which breaks the graph
-    return model, {"input_ids": _ids(), "labels": _ids()}
+    ids = _ids(batch, length)
+    return model, {"input_ids": ids, "labels": ids}
 
 
 def bert(dropout: float = 0.1):

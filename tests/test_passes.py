@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
@@ -35,7 +34,8 @@ def text(graph: fx.GraphModule) -> str:
 
 
 def literal(code: str) -> str:
-    return dedent(code).strip()
+    """Indented as the test is; a line that ends in a backslash goes on in the next."""
+    return "\n".join(re.sub(r" +", " ", line.strip()) for line in code.strip().splitlines())
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def cut(chain, *saved: str) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def steps(*spelled: str) -> tuple[Step, ...]:
-    """`"mul:1<0,2"`: the second copy of mul, which reads the first of its first input and the third of the next."""
+    """`"mul:1<0,2"`: the second copy of mul; it reads copy 0 of its first input and copy 2 of the next."""
     found = []
     for step in spelled:
         name, _, reads = step.partition("<")
@@ -185,7 +185,8 @@ def test_recompute_takes_a_tuple_apart_where_it_is_made():
         expand = expand.default(tangents_1, [2, 2])
         detach_1 = detach.default(detach)
         mul = mul.Tensor(expand, detach_1)
-        native_layer_norm_backward = native_layer_norm_backward.default(mul, primals_1, [2], getitem_1, getitem_2, None, None, [True, False, False])
+        native_layer_norm_backward = native_layer_norm_backward.default(mul, primals_1, [2], \
+            getitem_1, getitem_2, None, None, [True, False, False])
         getitem_3 = native_layer_norm_backward[0]
         return (getitem_3,)
     """)

@@ -26,7 +26,7 @@ def value(name: str, kind: str, *inputs: int, at: int, size: int = 0, **rest) ->
 def chain(nodes, *, regions: int = 1, outputs=()) -> JointFacts:
     """One input x, forward values f0, f1, ..., and for each that is read by the backward one backward value.
 
-    nodes: (inputs among x and earlier values, bytes, seconds, read by the backward, fixed), one a forward value.
+    nodes: one a forward value: (inputs, bytes, seconds, read by the backward, fixed).
     """
     values = [value("x", "primal", at=0, size=8)]
     for n, (inputs, size, seconds, _, fixed) in enumerate(nodes):

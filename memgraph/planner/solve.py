@@ -107,6 +107,15 @@ class Planner:
                     self._uniform.append((entry, candidate))
         return self._uniform
 
+    def savable(self) -> list[int]:
+        """Values that may be saved and from which the backward's reads come."""
+        values = self.facts.values
+        return [
+            i
+            for i in SavedSetCut(self.facts).needed
+            if values[i].savable and values[i].kind != "view" and not (values[i].pin and values[i].pin[0] == "recompute")
+        ]
+
     def segments(self) -> Iterator[int]:
         """Numbers of neighbouring regions that one chain of recomputation may span."""
         size = 1

@@ -31,7 +31,7 @@ HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)
 
 @dataclasses.dataclass
 class Captured:
-    """before: the joint graph as AOTAutograd made it.  joint: after Inductor's partitioner has been over it."""
+    """before: the joint graph as AOTAutograd made it.  joint: after Inductor's partitioner."""
 
     before: fx.GraphModule
     joint: fx.GraphModule
@@ -56,17 +56,17 @@ class Captured:
         return forward, backward
 
     def run(self, forward: fx.GraphModule, backward: fx.GraphModule) -> list[Tensor | None]:
-        """Outputs, gradients and inputs after one step of the interpreter; the inputs are left as they were."""
+        """Outputs, gradients and inputs after one step of the interpreter, on copies of the inputs."""
         primals = [p.detach().clone() for p in self.primals]
         return [*self._step(forward, backward, primals), *primals]
 
     def peak(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-        """Bytes that a step of the interpreter allocates at its peak; inputs and tangents are the caller's."""
+        """Bytes that a step allocates at its peak, by the profiler; inputs and tangents are the caller's."""
         primals = [p.detach().clone() for p in self.primals]
         return peak_above_start(lambda: self._step(forward, backward, primals), "cpu")
 
     def held(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-        """The same without what kernels take and give back within one call: the most that the interpreter holds."""
+        """The same without what one call takes and gives back: the most that the interpreter holds."""
         primals = [p.detach().clone() for p in self.primals]
         peaks: list[int] = []
         callers = [*primals, *self.tangents]
@@ -93,7 +93,7 @@ class Captured:
 
 
 class _Counting(fx.Interpreter):
-    """Counts the bytes of all storages that it holds after each operator; `held` are held by the caller and count."""
+    """Counts the bytes of all storages after each operator: its own and the `held`, not the callers'."""
 
     def __init__(
         self, graph: fx.GraphModule, callers: Sequence[Tensor], held: Sequence[Any], peaks: list[int]

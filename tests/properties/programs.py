@@ -1,8 +1,8 @@
 """Random small training programs: a Hypothesis strategy, and the module that a drawn program is.
 
-A program is a list of operations over (batch, size, size) tensors. An operation names its operands by how long ago
-they were made (0: the newest), so that whatever is left after shrinking is still a program. Every three operations are
-one block, an element of a module list, so that the graph has regions.
+A program is a list of operations over (batch, size, size) tensors. An operation names its operands by how
+long ago they were made (0: the newest), so that whatever is left after shrinking is still a program. Every
+three operations are one block, an element of a module list, so that the graph has regions.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import itertools
 
 import torch
 from graphs import capture, same_bits
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from programs import OPS, programs
 
@@ -18,24 +18,27 @@ from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.planning import timeline
 
-# Found by measuring: a Python number becomes a 0-d tensor, a mean of everything divides in a buffer of its own, and
-# attention works on tiles. These take a few bytes within one call, which no timeline shows.
-SCRATCH = {"attention", "norm", "count", "slice", "layer_norm", "track"}
-# The sweep is off by their rest: aten.copy allocates all of the storage that its destination is a view of.
+# What a call takes and gives back is in no timeline. Found by measuring: attention works on tiles, dropout
+# as autograd sees it makes a mask of floats first; a Python number becomes a 0-d tensor of 8 bytes and a copy
+# in the dtype of the other operand, and a mean of everything takes one too.
+SCRATCH = {"attention", "dropout"}
+NUMBER = 12
+# Allocates all of the storage that its destination is a view of; Inductor's lowering does not.
 COPIES = torch.ops.aten.copy.default
 SETTINGS = settings(
     deadline=None,
     derandomize=True,
     database=None,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 # Smallest peak against that of the best subset, and seconds above the best as a share of (slowest - fastest).
-PEAK, TIME = 1.05, 0.5
+PEAK, TIME = 1.0, 0.3
 choices = st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=3)
 
 
 def legal(facts: JointFacts, chosen: set[int], copies: bool) -> Candidate:
-    """The schedule that saves the chosen of the values that the backward comes from, and what has to be saved."""
+    """The schedule that saves the chosen ones of the savable values, and what has to be saved."""
     needed = SavedSetCut(facts).needed
     savable = [i for i in needed if facts.values[i].savable]
     saved = {savable[n % len(savable)] for n in chosen} if savable else set()
@@ -69,7 +72,7 @@ def test_the_predicted_peak_is_the_profilers(program, chosen):
     captured = capture(program, decompose=False)
     candidate = legal(captured.facts, chosen, True)
     graphs = captured.realise(candidate, Planner(captured.facts, fused=False).stock)
-    assert candidate.peak == captured.peak(*graphs)
+    assert 0 <= captured.peak(*graphs) - candidate.peak <= NUMBER
 
 
 @settings(SETTINGS, max_examples=25)
@@ -88,7 +91,8 @@ def test_any_bound(program, fused):
             break
         assert best.peak <= bound
         assert best.peak <= before.peak, "a lower bound, a higher peak"
-        assert best.seconds >= before.seconds - 1e-12, "a lower bound, a faster plan"
+        # Inductor's own split stands wherever it fits, even where a faster one is known.
+        assert before.stock or best.seconds >= before.seconds - 1e-12, "a lower bound, a faster plan"
         before = best
 
 
@@ -102,9 +106,11 @@ def test_pins(program, kept, dropped):
     again = {needed[n % len(needed)] for n in dropped} - save
     pin = {**dict.fromkeys(save, ("save", "test")), **dict.fromkeys(again, ("recompute", "test"))}
     values = tuple(dataclasses.replace(v, pin=pin.get(i, v.pin)) for i, v in enumerate(facts.values))
-    pinned = Planner(dataclasses.replace(facts, values=values), fused=False)
+    fixed = {i for i in facts.forward if facts.values[i].fixed and facts.values[i].savable}
+    stock = frozenset((facts.stock_saved | save | fixed) - again)  # Inductor's partitioner obeys the tags
+    pinned = Planner(dataclasses.replace(facts, values=values, stock_saved=stock), fused=False)
     for best in (pinned.smallest(), pinned.best(pinned.stock.peak - 1)):
-        if best is not None and not best.stock:  # Inductor's own split reads the tags themselves
+        if best is not None:
             assert not save & best.schedule.recomputed
             assert not again & set(best.schedule.saved)
 
@@ -119,9 +125,9 @@ POINTWISE = (
 
 
 @settings(SETTINGS, max_examples=40)
-@given(programs([*POINTWISE.split(), "linear"], most=8, outputs=1))
+@given(programs(POINTWISE.split(), most=8, outputs=1))
 def test_brute_force(program):
-    """Over 200 graphs of up to 10 values: every smallest peak found; time: see docs/decisions."""
+    """Every smallest peak is found; nine bounds of ten are kept at the least time."""
     facts = capture(dataclasses.replace(program, batch=8, size=2)).facts
     planner = Planner(facts, fused=False)
     candidates = [i for i in SavedSetCut(facts).needed if holds(facts.values[i])]
