@@ -130,9 +130,7 @@ class Bench:
             if row["refused"] is not None:
                 yield self.budgeted(fraction, row["refused"], reference) | {"arm": "its minimum"}
 
-    def budgeted(
-        self, fraction: float | None, budget: int | None, reference: dict[str, Any]
-    ) -> dict[str, Any]:
+    def budgeted(self, fraction: float | None, budget: int | None, reference: dict[str, Any]) -> dict[str, Any]:
         """One row: the model under `budget`."""
         from memgraph.errors import BudgetError
         from memgraph.report import report as newest
@@ -256,9 +254,7 @@ def write(folder: Path, rows: list[dict[str, Any]], shape: Shape) -> None:
     where = machine.describe()
     data = {"machine": where, "shape": vars(shape), "rows": rows}
     (folder / "results.json").write_text(json.dumps(data, indent=1) + "\n")
-    text = (
-        f"# Models under a budget\n\n{machine.headline(where)}\n{shape}\n\nMiB above the baseline; error is "
-    )
+    text = f"# Models under a budget\n\n{machine.headline(where)}\n{shape}\n\nMiB above the baseline; error is "
     text += "|predicted - measured| / measured; gradients against Inductor without memgraph, relative.\n\n"
     (folder / "table.md").write_text(text + table(rows) + "\n")
 

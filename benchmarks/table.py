@@ -64,9 +64,7 @@ def markdown(data: dict[str, Any]) -> str:
 def _line(result: dict[str, Any], open_peers: list[str]) -> str:
     name = result["arm"]["name"]
     if not result.get("ratios"):
-        refused = (
-            f"refused: the smallest budget is {result.get('refused', 0) / MIB:.1f} MiB, baseline included"
-        )
+        refused = f"refused: the smallest budget is {result.get('refused', 0) / MIB:.1f} MiB, baseline included"
         what = refused if "refused" in result else f"failed: {result.get('failure')}"
         return f"| {name} | {what} |" + " |" * 8
     ratios = result["ratios"]
@@ -100,9 +98,7 @@ def picture(data: dict[str, Any], path: Path) -> None:
     families = ("activation_memory_budget", "eager", "inductor")
     for family, mark in zip(families, "svD", strict=True):
         of_family = [point for point in peers if point[0].startswith(family)]
-        axes.plot(
-            [peak / MIB for _, peak, _ in of_family], [ratio for *_, ratio in of_family], mark, label=family
-        )
+        axes.plot([peak / MIB for _, peak, _ in of_family], [ratio for *_, ratio in of_family], mark, label=family)
     for above, group in ((True, ours), (False, peers)):
         for name, peak, ratio in group:
             label = name.removeprefix("memgraph ").removeprefix("activation_memory_budget ")

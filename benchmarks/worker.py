@@ -33,9 +33,7 @@ class Worker:
         shape, dtype = Shape(**given["shape"]), getattr(torch, given["dtype"])
         self.case: Case = make(given["model"], shape, self.device, dtype)
         if self.arm["checkpointing"]:
-            self.case.model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            self.case.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.arm["activation_memory_budget"] is not None:
             import torch._functorch.config as config
 
@@ -137,9 +135,7 @@ def main() -> None:
             answer({"seconds": worker.timed()})
     except Exception as error:
         traceback.print_exc()
-        answer(
-            {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"}
-        )
+        answer({"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train models that do not fit: under a budget in bytes, planned by the compiler.
 
-    model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
+model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
 """
 
 from typing import TYPE_CHECKING, Any

@@ -67,9 +67,7 @@ def bench(context: typer.Context) -> None:
 def _run_file(name: str, arguments: list[str]) -> int:
     file = CHECKOUT / name
     if not file.is_file():
-        raise fail(
-            f"{name} is in memgraph's repository and not in the installed package: clone it and run it there"
-        )
+        raise fail(f"{name} is in memgraph's repository and not in the installed package: clone it and run it there")
     return subprocess.run([sys.executable, str(file), *arguments]).returncode
 
 
@@ -83,9 +81,7 @@ def plan(
     device: Annotated[
         str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
     ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(help="plan with the built-in figures of this device: H100")
-    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="plan with the built-in figures of this device: H100")] = None,
     json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
 ) -> None:
@@ -124,9 +120,7 @@ def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
     made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
-        raise OptionsError(
-            f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}"
-        )
+        raise OptionsError(f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}")
     return made
 
 
@@ -152,9 +146,7 @@ def _load_module(place: str) -> Any:
 
 @app.command()
 def calibrate(
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one")] = None,
 ) -> None:
     """Measure what a device can do, for a few seconds, and keep it for the planner."""
     import torch

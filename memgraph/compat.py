@@ -178,7 +178,8 @@ def compile_graph(
 ) -> Any:
     """Inductor over a Dynamo graph; both directions are compiled before this returns.
 
-    The functorch settings hold for this compilation alone. Below a budget of 1.0 torch's partitioner would redraw dropout.
+    The functorch settings hold for this compilation alone. Below a budget of 1.0 torch's partitioner would redraw
+    dropout.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx

@@ -1,7 +1,7 @@
 """One compilation: plan, lower, read the truth, and plan again where it breaks the budget.
 
-    attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate -> at most the bound?
-              yes: done.  no: margin grows by what was missed.  last attempt: the lowest peak there is, or BudgetError.
+attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate -> at most the bound?
+          yes: done.  no: margin grows by what was missed.  last attempt: the lowest peak there is, or BudgetError.
 """
 
 from __future__ import annotations
@@ -268,4 +268,3 @@ def _device(inputs: Any) -> torch.device:
     """The accelerator among the inputs' devices, else the CPU."""
     devices = {t.device for t in inputs if isinstance(t, torch.Tensor)}
     return next((device for device in sorted(devices, key=str) if device.type == "cuda"), torch.device("cpu"))
-

@@ -94,9 +94,7 @@ def _figures(hardware: Hardware | str | None) -> Hardware | None:
 class _Capture:
     """One call of `plan`: the backend of its compilation, and what came of it."""
 
-    def __init__(
-        self, fn: Any, options: Options, hardware: Hardware | None, device: torch.device | str | None
-    ) -> None:
+    def __init__(self, fn: Any, options: Options, hardware: Hardware | None, device: torch.device | str | None) -> None:
         self.fn, self.options, self.hardware = fn, options, hardware
         self.device = torch.device(device) if device is not None else None
         if self.device is None and hardware is not None:

@@ -67,9 +67,7 @@ class BudgetError(MemgraphError, RuntimeError):
 
     def __reduce__(self):
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
-        rebuild = functools.partial(
-            type(self), minimum=self.minimum, binding=self.binding, budget=self.budget
-        )
+        rebuild = functools.partial(type(self), minimum=self.minimum, binding=self.binding, budget=self.budget)
         return rebuild, (), self.__dict__
 
 

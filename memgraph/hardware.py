@@ -60,9 +60,7 @@ class Hardware:
         """Return the figures that `to_json` wrote. Raises ValueError where `text` is anything else."""
         try:
             fields = json.loads(text)
-            hardware = cls(
-                **fields | {"flops": tuple((str(k), float(v)) for k, v in fields["flops"].items())}
-            )
+            hardware = cls(**fields | {"flops": tuple((str(k), float(v)) for k, v in fields["flops"].items())})
             figures = (
                 *dict(hardware.flops).values(),
                 hardware.memory_bandwidth,

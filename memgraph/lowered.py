@@ -141,9 +141,7 @@ def _describe(output: object, inputs: Sequence[Input], first: Mapping[int | str,
     if not isinstance(output, Tensor):
         return Output()
     storage = output.storage
-    return Output(
-        storage.name, storage.bytes, first.get(storage.name), output.dtype, output.size, output.stride
-    )
+    return Output(storage.name, storage.bytes, first.get(storage.name), output.dtype, output.size, output.stride)
 
 
 def inputs_of(gm: fx.GraphModule, owned: bool | Collection[str] = False) -> tuple[Input, ...]:
@@ -201,9 +199,7 @@ def saved_inputs(
     return tuple(linked)
 
 
-def step_timeline(
-    forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None
-) -> Timeline:
+def step_timeline(forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None) -> Timeline:
     """A whole step above the baseline: the forward, the tangents, the backward.
 
     `backward` is read with the inputs that `saved_inputs` gives; those not in `saved` are tangents.
@@ -214,7 +210,5 @@ def step_timeline(
         tangents = [given for i, given in enumerate(backward.inputs) if i not in known and given.bytes]
         events += [Event("backward", str(given.storage), given.bytes) for given in tangents]
         events += backward.events
-        events += [
-            Event("backward", str(given.storage), -given.bytes) for given in tangents if not given.owned
-        ]
+        events += [Event("backward", str(given.storage), -given.bytes) for given in tangents if not given.owned]
     return Timeline(tuple(events))

@@ -64,9 +64,7 @@ class Run:
 class Numbered:
     """One graph, numbered while `run` goes on; `inputs` are the numbers of its placeholders, in order."""
 
-    def __init__(
-        self, module: fx.GraphModule, inputs: Sequence[int], run: Run, caller: fx.Node | None = None
-    ):
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[int], run: Run, caller: fx.Node | None = None):
         self.module, self.run, self.table = module, run, run.table
         self._caller = caller
         self._live: set[fx.Node] | None = None
@@ -94,9 +92,7 @@ class Numbered:
     def output_numbers(self, writes: dict[int, int]) -> list[Hashable]:
         """The outputs as they are once `writes` are done; what is not a node stays a constant."""
         return [
-            self.table.after(self.numbers[value], writes)
-            if isinstance(value, fx.Node)
-            else freeze(value, self.numbers)
+            self.table.after(self.numbers[value], writes) if isinstance(value, fx.Node) else freeze(value, self.numbers)
             for value in self.outputs
         ]
 
@@ -194,9 +190,7 @@ class Numbered:
         if self._live is None:
             self._live = set()
             for other in reversed(self.module.graph.nodes):
-                bound = other.op == "output" or (
-                    other.op == "call_function" and schema_of(other.target).kind == EFFECT
-                )
+                bound = other.op == "output" or (other.op == "call_function" and schema_of(other.target).kind == EFFECT)
                 if bound or any(user in self._live for user in other.users):
                     self._live.add(other)
         return node not in self._live

@@ -84,9 +84,7 @@ def _inductor(value: object) -> str:
     known = compat.inductor_config_keys() if value else frozenset()
     for key, setting in value.items():
         if key in OWN_INDUCTOR_KEYS:
-            raise ValueError(
-                f"{key!r} is set by memgraph itself; allowed: any other name in the configuration"
-            )
+            raise ValueError(f"{key!r} is set by memgraph itself; allowed: any other name in the configuration")
         if key not in known:
             raise ValueError(
                 f"{key!r} is not in Inductor's configuration{_nearest(key, known)}; "

@@ -1,6 +1,6 @@
 """Keep the backward in the plan's order through Inductor's scheduler: a dependency from each operator to the next.
 
-    plan:      product = silu(gate) * up;  dW = product.T @ dz;  dh = dz @ W.T;  dgate, dup = silu_backward(dh, gate, up)
+    plan:      product = silu(gate) * up;  dW = product.T @ dz;  dh = dz @ W.T;  dgate, dup = silu_backward(dh, ...)
     Inductor:  dh first, then ONE kernel for product, dgate and dup (they read the same), and dW after it:
                product, dgate, dup and dh stand at the same time
     here:      dh waits for dW, so product cannot join the kernel that needs dh

@@ -34,8 +34,8 @@ SPARE = 0.02
 class Bound:
     """What a plan may allocate above the baseline.
 
-    bytes: absolute, or None.  fraction: of what Inductor's own split allocates, or None.  reserve: bytes less than that.
-    margin: bytes less than that again, since an earlier plan turned out larger than its sweep.  last: take the lowest
+    bytes: absolute, or None.  fraction: of what Inductor's own split allocates, or None.  reserve: bytes less than
+    that.  margin: bytes less than that again, since an earlier plan turned out larger than its sweep.  last: take the lowest
     peak that there is, whatever the bound.
     """
 
@@ -200,8 +200,10 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
         if i in ours or held.kind == "primal" or value.kind == "primal" or held.bytes == 0:
             continue
         if i in saved:
-            why = value.pin[1] if value.pin and value.pin[0] == "save" else (
-                value.fixed if value.fixed else "the backward reads it and it fits"
+            why = (
+                value.pin[1]
+                if value.pin and value.pin[0] == "save"
+                else (value.fixed if value.fixed else "the backward reads it and it fits")
             )
             yield Decision(value.name, held.bytes, "save", value.module, value.source, 0.0, why)
         elif i in times and value.kind not in ("view", "tuple", "symbol"):

@@ -86,9 +86,7 @@ def _module_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
         for rest, decision in members:
             parts.setdefault(rest.split(".")[1] if rest else "", []).append((rest, decision))
         if len(parts) > 1:
-            yield from (
-                _module_row(f"  .{part}" if part else "  itself", some) for part, some in parts.items()
-            )
+            yield from (_module_row(f"  .{part}" if part else "  itself", some) for part, some in parts.items())
     if left := list(groups.values())[_TOP_MODULES:]:
         yield _module_row(f"{len(left)} more", [member for _, members in left for member in members])
 
@@ -100,9 +98,7 @@ def _module_row(label: str, members: list[tuple[str, Decision]]) -> tuple[str, .
         whys[decision.why] += decision.bytes
     seconds = sum(decision.seconds for _, decision in members)
     why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
-    saved, dropped = (
-        format_size(total[action]) if total[action] else "-" for action in ("save", "recompute")
-    )
+    saved, dropped = (format_size(total[action]) if total[action] else "-" for action in ("save", "recompute"))
     return label, saved, dropped, _time(seconds) if seconds else "-", why
 
 
@@ -180,9 +176,7 @@ def _table(columns: str, rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(box=box, show_header=bool(columns), show_edge=False, collapse_padding=True)
     for name in names:
         right, whole = name.startswith(">"), name == "source" or name.startswith(">")
-        table.add_column(
-            name.lstrip(">"), justify="right" if right else "left", no_wrap=whole, overflow="fold"
-        )
+        table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
     return table

@@ -91,9 +91,7 @@ class Report:
         """The answer to the first question of a reader: how much memory does it save, and at what price?"""
         peak, saved, above = self.unplanned_peak, self.saved, self.unplanned_peak - self.baseline
         verb, words = ("saves", "of") if saved >= 0 else ("needs", "more than")
-        text = (
-            f"{verb} {format_size(abs(saved)) if saved else 'nothing'} {words} a peak of {format_size(peak)}"
-        )
+        text = f"{verb} {format_size(abs(saved)) if saved else 'nothing'} {words} a peak of {format_size(peak)}"
         if saved and peak > 0 and above > 0:
             text += f" = {_percent(abs(saved) / peak)} (above the baseline: {_percent(abs(saved) / above)})"
         if self.slowdown is None:
@@ -146,9 +144,7 @@ class Report:
 
         text = io.StringIO()
         # What rich would find out about its surroundings is fixed: the same text in a log as in a notebook.
-        console = Console(
-            file=text, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False
-        )
+        console = Console(file=text, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
         console.print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
 

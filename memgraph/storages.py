@@ -53,9 +53,7 @@ def view(tensor: Tensor, size: Sequence[int], stride: Sequence[int], *_: int) ->
     return replace(tensor, size=tuple(size), stride=tuple(stride))
 
 
-def operator_outputs(
-    op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]
-) -> Any:
+def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]) -> Any:
     """What an operator returns, found on fake tensors. Outputs that alias an input share its storage."""
     with compat.fake_evaluation():
         fakes: list[torch.Tensor] = []  # kept, so that no id is given out twice

@@ -119,7 +119,5 @@ class Store:
 
 def _file_name(key: str) -> str:
     if not _KEY.fullmatch(key):
-        raise ValueError(
-            f"{key!r} cannot name a record; allowed: letters, digits, _ and -, at most 200 of them"
-        )
+        raise ValueError(f"{key!r} cannot name a record; allowed: letters, digits, _ and -, at most 200 of them")
     return f"{key}.json"

@@ -49,9 +49,7 @@ def verify_graph(before: fx.GraphModule, after: fx.GraphModule, *, pass_name: st
     old = Numbered(before, inputs, old_run)
     new = Numbered(after, inputs, new_run)
     known = values(old)
-    outputs = _Outputs(
-        "output", old.output_numbers(old_run.writes), new.output_numbers(new_run.writes), old, new
-    )
+    outputs = _Outputs("output", old.output_numbers(old_run.writes), new.output_numbers(new_run.writes), old, new)
     breaches += outputs.compare(known)
     breaches += compare_draws(old_run.draws, [("graph", event) for event in new_run.draws])
     breaches += compare_effects(old_run.effects, new_run.effects, "graph")
@@ -94,9 +92,7 @@ def verify_partition(
     saved = saved[len(saved) - symbolic :] + saved[: len(saved) - symbolic]
     expected = [value for value, _ in saved] + late
     if len(given_bwd) != len(expected):
-        breaches.append(
-            f"the backward has {len(given_bwd)} inputs, not {len(saved)} saved and {len(late)} tangents"
-        )
+        breaches.append(f"the backward has {len(given_bwd)} inputs, not {len(saved)} saved and {len(late)} tangents")
     _raise(pass_name, breaches)  # the backward cannot be numbered without its inputs
     for node, source in zip(given_bwd, expected, strict=True):
         if (got := signature(node.meta.get("val"))) != (want := signature(source.meta.get("val"))):
@@ -106,27 +102,20 @@ def verify_partition(
     numbers = iter([number for _, number in saved] + [_named_input(table, node) for node in late])
     bwd = Numbered(
         backward,
-        [
-            _named_input(table, node) if _RNG_STATE_INPUT.match(node.name) else next(numbers)
-            for node in bwd_inputs
-        ],
+        [_named_input(table, node) if _RNG_STATE_INPUT.match(node.name) else next(numbers) for node in bwd_inputs],
         run,
     )
 
     first, second = old.output_numbers(joint_run.forward_writes), old.output_numbers(joint_run.writes)
     forward_side = _Outputs("forward output", first[:count], fwd_outputs[:count], old, fwd, stop=count)
-    backward_side = _Outputs(
-        "gradient", second[count:], bwd.output_numbers(run.writes), old, bwd, start=count
-    )
+    backward_side = _Outputs("gradient", second[count:], bwd.output_numbers(run.writes), old, bwd, start=count)
     breaches += forward_side.compare(known) + backward_side.compare(known)
     breaches += compare_draws(
         joint_run.draws,
         [("forward", event) for event in run.draws[:fwd_draws]]
         + [("backward", event) for event in run.draws[fwd_draws:]],
     )
-    breaches += compare_effects(
-        joint_run.effects, run.effects[:fwd_effects], "forward", run.effects[fwd_effects:]
-    )
+    breaches += compare_effects(joint_run.effects, run.effects[:fwd_effects], "forward", run.effects[fwd_effects:])
     breaches += metadata("forward", fwd, known) + metadata("backward", bwd, known)
     breaches += bodies("forward", forward) + bodies("backward", backward)
     _raise(pass_name, breaches)
@@ -198,9 +187,7 @@ def _crossing(saved: Sequence[Any]) -> list[str]:
             breaches.append(f"saved output {place} is {value!r}: only tensors and symbolic ints may cross")
         elif isinstance(held := value.meta.get("val"), (list, tuple, dict, type(None))):
             kind = "nothing known" if held is None else f"a {type(held).__name__}"
-            breaches.append(
-                f"saved output {place} ({value.name}) is {kind}: only tensors and symbolic ints may cross"
-            )
+            breaches.append(f"saved output {place} ({value.name}) is {kind}: only tensors and symbolic ints may cross")
     return breaches
 
 

@@ -184,10 +184,7 @@ class Interpreter:
                 return [self._eval(element, frame) for element in elts]
             case ast.Subscript(value=value, slice=index):
                 return self._eval(value, frame)[self._eval(index, frame)]
-            case (
-                ast.BinOp(left=left, op=op, right=right)
-                | ast.Compare(left=left, ops=[op], comparators=[right])
-            ):
+            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
                 return _OPERATORS[type(op)](self._eval(left, frame), self._eval(right, frame))
             case ast.UnaryOp(op=op, operand=operand):
                 return _OPERATORS[type(op)](self._eval(operand, frame))

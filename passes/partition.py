@@ -23,8 +23,8 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return (forward, backward).
 
-    The forward returns its `num_fwd_outputs` outputs, then the saved tensors, then the saved symbols; the backward takes
-    symbols, tensors and tangents in that order.  Raises KeyError where the plan names a value that is not there.
+    The forward returns its `num_fwd_outputs` outputs, then the saved tensors, then the saved symbols; the backward
+    takes symbols, tensors and tangents in that order.  Raises KeyError where the plan names a value that is not there.
     """
     nodes = {node.name: node for node in joint.graph.nodes}
     saved = [nodes[name] for name in plan.saved]

@@ -15,7 +15,7 @@ from memgraph.planner.plan import Plan
 
 
 def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
-    """Return the backward in the plan's order.  Raises ValueError where graph and plan do not hold the same operators."""
+    """Return the backward in the plan's order.  Raises ValueError where graph and plan hold different operators."""
     old = {node.name: node for node in backward.graph.nodes}
     graph = fx.Graph()
     new: dict[tuple[str, int], fx.Node] = {}

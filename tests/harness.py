@@ -28,9 +28,7 @@ class Eager:
                 compat.donate_nothing()
             return make_boxed_func(gm.forward)
 
-        compiler = aot_autograd(
-            fw_compiler=nop, bw_compiler=nop, inference_compiler=nop, partition_fn=self.partition
-        )
+        compiler = aot_autograd(fw_compiler=nop, bw_compiler=nop, inference_compiler=nop, partition_fn=self.partition)
         donated = not self.options.retain_graph and torch._functorch.config.donated_buffer
         with torch._functorch.config.patch(donated_buffer=donated, force_non_lazy_backward_lowering=True):
             return compiler(gm, inputs)

@@ -124,12 +124,8 @@ def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
 
     from memgraph import hardware
 
-    figures = dataclasses.replace(
-        hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9
-    )
-    monkeypatch.setattr(
-        hardware, "calibrate", lambda device: figures
-    )  # it takes seconds, and is tested apart
+    figures = dataclasses.replace(hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9)
+    monkeypatch.setattr(hardware, "calibrate", lambda device: figures)  # it takes seconds, and is tested apart
     result = run("calibrate", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert "7.0 GB/s" in result.output
@@ -142,9 +138,7 @@ def test_calibrate_refuses_what_has_no_figures():
     assert run("calibrate", "--device", "meta").exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "command, file", [("demo", "examples/train_llama.py"), ("bench", "benchmarks/run.py")]
-)
+@pytest.mark.parametrize("command, file", [("demo", "examples/train_llama.py"), ("bench", "benchmarks/run.py")])
 def test_scripts_of_the_repository(command, file, tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "CHECKOUT", tmp_path)
     result = run(command)

@@ -24,9 +24,7 @@ def nothing_is_lowered(monkeypatch):
 
 def make(device="cpu"):
     with torch.device(device):
-        layers = [
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(LAYERS)
-        ]
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(LAYERS)]
         model = nn.Sequential(*layers)
         x = torch.empty(ROWS, WIDTH)
     return model, lambda x: model(x).square().mean(), x
@@ -161,10 +159,7 @@ def test_sizes_marked_as_dynamic_are_planned_for_those_seen():
     torch._dynamo.mark_dynamic(x, 0)
     dynamic = memgraph.plan(loss, x, options={"budget": None}, device="cpu")
     _, loss, x = make("meta")
-    assert (
-        dynamic.unplanned_peak
-        == memgraph.plan(loss, x, options={"budget": None}, device="cpu").unplanned_peak
-    )
+    assert dynamic.unplanned_peak == memgraph.plan(loss, x, options={"budget": None}, device="cpu").unplanned_peak
 
 
 def test_uncompiled_unwraps():

@@ -215,7 +215,9 @@ def test_checkpoint_tags_of_the_user_are_pins():
     class Checkpointed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3))
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)
+            )
 
         def forward(self, x):
             for block in self.blocks:

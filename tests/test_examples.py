@@ -57,9 +57,7 @@ def test_training_and_what_is_shown_of_it(example, capsys):
 
     from memgraph import Report
 
-    figures = dict(
-        unplanned_peak=2, predicted_peak=1, predicted_time=1.0, unplanned_time=1.0, recompute_time=0.0
-    )
+    figures = dict(unplanned_peak=2, predicted_peak=1, predicted_time=1.0, unplanned_time=1.0, recompute_time=0.0)
     report = Report(
         key="", graph="", device="cpu", requested="0.4", budget=run.above, reserve=0, baseline=0,
         source_of_peak="graph sweep", **figures,

@@ -98,9 +98,7 @@ def test_elements_and_stretches_between_them():
 
 
 def test_equal_regions_are_one_class():
-    nodes, paths = traced(
-        *[(f"h.{n}", (size,)) for n, size in ((0, 2), (0, 2), (1, 2), (1, 2), (2, 2), (2, 3))]
-    )
+    nodes, paths = traced(*[(f"h.{n}", (size,)) for n, size in ((0, 2), (0, 2), (1, 2), (1, 2), (2, 2), (2, 3))])
     assigned, names = regions.forward_regions(nodes, paths)
     assert regions.classes(nodes, assigned, len(names)) == [0, 0, 1]
 

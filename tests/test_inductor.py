@@ -121,7 +121,9 @@ print(json.dumps({"cached": r.cached, "peak": peak, "room": r.budget - r.baselin
 
 
 def test_a_second_process_finds_its_plan_and_another_budget_does_not(tmp_path):
-    environment = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), MEMGRAPH_CACHE=str(tmp_path / "m"))
+    environment = dict(
+        os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), MEMGRAPH_CACHE=str(tmp_path / "m")
+    )
 
     def run(budget: float) -> dict:
         command = [sys.executable, "-c", PROCESS, str(Path(__file__).parent), str(budget)]

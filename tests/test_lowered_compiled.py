@@ -18,9 +18,7 @@ def profiled(fn):
     from memgraph.measure import _cpu_allocations
 
     gc.collect()
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as session:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as session:
         result = fn()
     return _cpu_allocations(session.profiler.kineto_results.experimental_event_tree()), result
 

@@ -58,9 +58,7 @@ def steps(*spelled: str) -> tuple[Step, ...]:
 
 
 ORDERED = steps("exp<0", "expand<0", "mul_2<0,0", "mul<0,0", "cos<0", "mul_3<0,0", "mul_4<0,0")
-COPIED = steps(
-    "exp<0", "expand<0", "mul_2<0,0", "exp:1<0", "mul<0,1", "cos<0", "mul_3<0,0", "exp:2<0", "mul_4<0,2"
-)
+COPIED = steps("exp<0", "expand<0", "mul_2<0,0", "exp:1<0", "mul<0,1", "cos<0", "mul_3<0,0", "exp:2<0", "mul_4<0,2")
 
 
 def test_joint(chain):
@@ -168,9 +166,7 @@ def test_recompute_takes_a_tuple_apart_where_it_is_made():
             return (torch.native_layer_norm(x, (2,), None, None, 1e-5)[0].exp().sum(),)
 
     captured = capture_module(Normal(), (torch.ones(2, 2, requires_grad=True),), decompose=False)
-    order = (
-        "native_layer_norm<0 getitem<0 exp<0 detach<0 expand<0 detach_1<0 mul<0,0 getitem_1<0 getitem_2<0 "
-    )
+    order = "native_layer_norm<0 getitem<0 exp<0 detach<0 expand<0 detach_1<0 mul<0,0 getitem_1<0 getitem_2<0 "
     order += "native_layer_norm_backward<0,0,0,0 getitem_3<0"
     plan = Plan(("primals_1",), steps(*order.split()))
     forward, backward = partition(captured.joint, plan, num_fwd_outputs=1, static_lifetime_input_indices=[])

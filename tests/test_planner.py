@@ -32,9 +32,7 @@ def chain(nodes, *, regions: int = 1, outputs=()) -> JointFacts:
     for n, (inputs, size, seconds, _, fixed) in enumerate(nodes):
         region = n * regions // len(nodes)
         values.append(
-            value(
-                f"f{n}", "extern", *inputs, at=n + 1, size=size, seconds=seconds, region=region, fixed=fixed
-            )
+            value(f"f{n}", "extern", *inputs, at=n + 1, size=size, seconds=seconds, region=region, fixed=fixed)
         )
     forward = tuple(range(1, len(values)))
     values.append(value("dz", "tangent", at=len(values), size=8))
@@ -123,9 +121,7 @@ def test_a_schedule_computes_what_it_reads(facts, chosen):
         return
     assert again(facts, frozenset(saved)) is not None
     assert set(schedule.saved) <= saved | {0}
-    at_hand = {(i, 0) for i in schedule.saved} | {
-        (i, 0) for i, v in enumerate(facts.values) if v.kind == "tangent"
-    }
+    at_hand = {(i, 0) for i in schedule.saved} | {(i, 0) for i, v in enumerate(facts.values) if v.kind == "tangent"}
     for step, reads in zip(schedule.backward_steps, schedule.backward_reads, strict=True):
         assert tuple(i for i, _ in reads) == facts.values[step[0]].inputs
         assert at_hand.issuperset(reads)

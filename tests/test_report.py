@@ -167,9 +167,7 @@ def test_layers_that_differ_are_apart_and_numbers_are_ranges():
 
 
 def test_large_reports_stay_short():
-    decisions = tuple(
-        Decision(f"v{i}", MIB * (i + 1), "save", f"m{i}", f"f.py:{i}", 0.0, FITS) for i in range(99)
-    )
+    decisions = tuple(Decision(f"v{i}", MIB * (i + 1), "save", f"m{i}", f"f.py:{i}", 0.0, FITS) for i in range(99))
     text = str(dataclasses.replace(example(), decisions=decisions))
     kept = text[text.index("Largest values kept") : text.index("Live at")]
     assert " v98 " in kept and " v89 " in kept and " v88 " not in kept
@@ -179,9 +177,7 @@ def test_large_reports_stay_short():
 sizes = st.integers(-(2**60), 2**60)
 seconds = st.floats(allow_nan=False)
 words = st.text(max_size=8)
-decisions = st.builds(
-    Decision, words, sizes, st.sampled_from(["save", "recompute"]), words, words, seconds, words
-)
+decisions = st.builds(Decision, words, sizes, st.sampled_from(["save", "recompute"]), words, words, seconds, words)
 events = st.builds(Event, st.sampled_from(["forward", "backward"]), words, sizes)
 timelines = st.builds(Timeline, st.lists(events, max_size=5).map(tuple))
 
@@ -238,9 +234,7 @@ EMPTY = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize(
-    "report", [example(), EMPTY, dataclasses.replace(EMPTY, unplanned_peak=0, predicted_peak=0)]
-)
+@pytest.mark.parametrize("report", [example(), EMPTY, dataclasses.replace(EMPTY, unplanned_peak=0, predicted_peak=0)])
 def test_plot_is_a_picture(report, tmp_path):
     report.plot(tmp_path / "memory.png")
     pixels = matplotlib.image.imread(tmp_path / "memory.png")

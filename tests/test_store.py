@@ -145,9 +145,7 @@ def put_many(folder, writer):
 
 def test_concurrent_processes_never_see_half_a_record(tmp_path):
     Store(tmp_path).put("shared", {"writer": 0, "text": "0" * 5000})
-    writers = [
-        multiprocessing.get_context("fork").Process(target=put_many, args=(tmp_path, i)) for i in (1, 2)
-    ]
+    writers = [multiprocessing.get_context("fork").Process(target=put_many, args=(tmp_path, i)) for i in (1, 2)]
     writers.append(threading.Thread(target=put_many, args=(tmp_path, 3)))
     for writer in writers:
         writer.start()

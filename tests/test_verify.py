@@ -34,9 +34,7 @@ class Split:
         return Split(self.joint, snapshot(self.forward), snapshot(self.backward), self.count)
 
     def verify(self) -> None:
-        verify_partition(
-            self.joint, self.forward, self.backward, num_fwd_outputs=self.count, pass_name="the pass"
-        )
+        verify_partition(self.joint, self.forward, self.backward, num_fwd_outputs=self.count, pass_name="the pass")
 
 
 def _split(joint: fx.GraphModule, inputs, *, num_fwd_outputs: int, **rest) -> Split:
@@ -330,9 +328,7 @@ def graphsafe(split: Split) -> None:
     wrapper = torch._prims.rng_prims.graphsafe_run_with_rng_state
     outputs = list(output(split.forward).args[0])
     drawn = calls(split.forward, "run_and_save_rng_state")
-    for place, (first, second) in enumerate(
-        zip(drawn, calls(split.backward, "run_with_rng_state"), strict=True)
-    ):
+    for place, (first, second) in enumerate(zip(drawn, calls(split.backward, "run_with_rng_state"), strict=True)):
         state, value = sorted(first.users, key=lambda user: user.args[1])
         outputs.remove(state)
         pairs = [(split.forward, "fwd", value, first.args), (split.backward, "bwd", second, second.args[1:])]
@@ -667,9 +663,7 @@ BREAKERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "break_it", "message"), BREAKERS, ids=[f"{b.__name__}-{n}" for n, b, _ in BREAKERS]
-)
+@pytest.mark.parametrize(("name", "break_it", "message"), BREAKERS, ids=[f"{b.__name__}-{n}" for n, b, _ in BREAKERS])
 def test_a_broken_split_is_caught(name, break_it, message):
     split = split_of(name)
     break_it(split)
@@ -743,9 +737,7 @@ def outlined(graph: fx.GraphModule, target, *, returns_input: bool) -> fx.GraphM
     for node in calls(graph, target):
         with graph.graph.inserting_before(node):
             attribute = graph.graph.get_attr("body")
-            call = graph.graph.call_function(
-                torch.ops.higher_order.invoke_subgraph, (attribute, "body", node.args[0])
-            )
+            call = graph.graph.call_function(torch.ops.higher_order.invoke_subgraph, (attribute, "body", node.args[0]))
             element = graph.graph.call_function(operator.getitem, (call, 0))
         call.meta["val"] = (node.meta["val"],) * (2 if returns_input else 1)
         element.meta = dict(node.meta)

@@ -99,8 +99,9 @@ def read_joint(
     backward_only = {n for n in nodes if n in needs_tangent or n.meta.get("partitioner_tag") == "must_be_in_backward"}
     forward = [n for n in nodes if n.op != "placeholder" and n not in backward_only]
     backward = [
-        by_name[n.name] for n in stock_backward.graph.nodes if n.op not in ("placeholder", "output")
-        and n.name in by_name and by_name[n.name] in backward_only
+        by_name[n.name]
+        for n in stock_backward.graph.nodes
+        if n.op not in ("placeholder", "output") and n.name in by_name and by_name[n.name] in backward_only
     ]
     overwritten = overwritten_inputs(joint.graph.nodes)
     paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
@@ -228,7 +229,7 @@ def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] 
 
 
 def _source(node: fx.Node) -> str:
-    """"file:line" of the innermost user frame that made the node."""
+    """ "file:line" of the innermost user frame that made the node."""
     line = ""
     for text in (node.meta.get("stack_trace") or "").splitlines():
         text = text.strip()
@@ -264,4 +265,3 @@ def saved_bytes(facts: JointFacts, saved: Iterable[int]) -> int:
     """Bytes of the distinct storages of the saved values that are no inputs of the graph."""
     storages = {facts.values[i].storage for i in saved}
     return sum(facts.values[s].bytes for s in storages if facts.values[s].kind != "primal")
-

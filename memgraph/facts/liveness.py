@@ -141,10 +141,12 @@ def _materialised(values: Sequence[Value], program: Program) -> list[bool]:
         if kind == "view":
             real[slot] = True
             inlined[slot] = reads
-        elif kind in ("extern", "reduction", "tuple", "primal") or wanted[slot]:
-            real[slot] = True
-            inlined[slot] = frozenset((slot,))
-        elif readers[slot] > 1 and len(reads) > MOST_INLINED_READS:
+        elif (
+            kind in ("extern", "reduction", "tuple", "primal")
+            or wanted[slot]
+            or readers[slot] > 1
+            and len(reads) > MOST_INLINED_READS
+        ):
             real[slot] = True
             inlined[slot] = frozenset((slot,))
         else:

@@ -61,9 +61,7 @@ def _attention(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> i
 def _attention_backward(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> int:
     gradient, query, key = args[:3]
     queries, keys = _tile(query, key)
-    tiles = (
-        torch.get_num_threads() * 2 * queries * keys * (4 + _reduced(query))
-    )  # of scores, of their gradient
+    tiles = torch.get_num_threads() * 2 * queries * keys * (4 + _reduced(query))  # of scores, of their gradient
     # It needs the gradient as [batch, tokens, heads, features] and copies one that lies otherwise.
     copy = 0 if _dense(gradient, (0, 2, 1, 3)) else _nbytes(gradient)
     return tiles + queries * 4 + copy

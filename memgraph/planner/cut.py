@@ -1,6 +1,6 @@
 """Which values to save when a byte held costs `price` seconds: a minimum cut, exact for sums of bytes and seconds.
 
-    source --seconds(v)--> v_in --hold(v) + price * bytes(v)--> v_out --inf--> (w_in of a reader w | sink for a backward reader)
+    source --seconds(v)--> v_in --hold(v) + price * bytes(v)--> v_out --inf--> (w_in of a reader w | sink)
 
 v_in on the sink's side: v is computed again.  v_in on the source's side and v_out on the sink's: v is saved.
 Lowering or raising the price walks along the trade of recompute time against saved bytes; the breakpoints of that walk

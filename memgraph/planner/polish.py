@@ -84,7 +84,10 @@ class Polish:
         again = [
             i
             for i in self.best.schedule.recomputed
-            if values[i].savable and values[i].kind != "view" and values[i].bytes and values[i].seconds > values[i].hold
+            if values[i].savable
+            and values[i].kind != "view"
+            and values[i].bytes
+            and values[i].seconds > values[i].hold
             and not (values[i].pin and values[i].pin[0] == "recompute")
         ]
         return sorted(again, key=lambda i: ((values[i].hold - values[i].seconds) / values[i].bytes, -i))
@@ -96,7 +99,7 @@ class Polish:
         for i in sorted(self._base, key=lambda i: (-values[values[i].storage].bytes, i)):
             if self._dropped(i):
                 yield frozenset(self._base) - {i}
-        # Exchanged: of 95 random graphs of up to 10 values, single changes alone missed the lowest peak of 3, by up to 29 %.
+        # Exchanged: without it 3 of 95 random graphs of up to 10 values missed their lowest peak, by up to 29 %.
         for i in filter(self._dropped, self._base):
             for j in self.planner.savable():
                 if j not in self._base:

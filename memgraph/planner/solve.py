@@ -20,14 +20,16 @@ import numpy as np
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Sweep, sweep
-from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.candidate import Candidate, fastest, smallest
+from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.polish import Polish
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
 
 MENU = 8
 # From "a byte is worth next to nothing" to "a byte is worth any recomputation", in seconds a byte.
 PRICES = (1e-12, 1e-6)
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A uniform choice: a price in seconds a byte, and how many regions a chain may span (0: any number)."""
@@ -113,7 +115,9 @@ class Planner:
         return [
             i
             for i in SavedSetCut(self.facts).needed
-            if values[i].savable and values[i].kind != "view" and not (values[i].pin and values[i].pin[0] == "recompute")
+            if values[i].savable
+            and values[i].kind != "view"
+            and not (values[i].pin and values[i].pin[0] == "recompute")
         ]
 
     def segments(self) -> Iterator[int]:
@@ -186,13 +190,11 @@ class Planner:
         return self._seen[saved]
 
     def _polish(self, start: Candidate, bound: int | None) -> Candidate:
-        """Save single values again while there is room, dearest to recompute first; without a bound, what lowers the peak."""
+        """Save single values again while there is room; without a bound, whatever lowers the peak."""
         polish = Polish(self, start, bound)
         return polish.lower() if bound is None else polish.fill()
 
 
 def carried(schedule: Schedule, forward: Sweep) -> int:
     """Bytes that the forward leaves allocated: saved values and its other outputs."""
-    return sum(
-        size for s, size in forward.bytes.items() if s >= schedule.forward.inputs and s not in forward.deaths
-    )
+    return sum(size for s, size in forward.bytes.items() if s >= schedule.forward.inputs and s not in forward.deaths)

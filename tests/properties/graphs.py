@@ -47,9 +47,7 @@ class Captured:
         plan = dataclasses.replace(make_plan(self.facts, chosen, stock), stock=False)
         count = self.num_fwd_outputs
         with _compiling():
-            forward, backward = partition(
-                self.joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=[]
-            )
+            forward, backward = partition(self.joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=[])
         verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="partition")
         backward = recompute(backward, plan)
         verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="recompute")
@@ -95,9 +93,7 @@ class Captured:
 class _Counting(fx.Interpreter):
     """Counts the bytes of all storages after each operator: its own and the `held`, not the callers'."""
 
-    def __init__(
-        self, graph: fx.GraphModule, callers: Sequence[Tensor], held: Sequence[Any], peaks: list[int]
-    ) -> None:
+    def __init__(self, graph: fx.GraphModule, callers: Sequence[Tensor], held: Sequence[Any], peaks: list[int]) -> None:
         super().__init__(graph)
         self.callers, self.held, self.peaks = _storages(callers), _storages(held), peaks
 
@@ -146,9 +142,7 @@ def capture_module(module: nn.Module, inputs: tuple[Tensor, ...], *, decompose: 
     def split(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         before = snapshot(joint)
         protected = _protect(joint)
-        forward, backward = compat.stock_partition(
-            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
-        )
+        forward, backward = compat.stock_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         facts = read_joint(
             joint,
             forward,
@@ -188,9 +182,7 @@ def _tangents(joint: fx.GraphModule) -> list[Tensor]:
                 like = node.meta["val"]
                 shape, stride = list(like.shape), list(like.stride())
                 found.append(
-                    torch.empty_strided(shape, stride, dtype=like.dtype).copy_(
-                        torch.randn(shape, generator=draw)
-                    )
+                    torch.empty_strided(shape, stride, dtype=like.dtype).copy_(torch.randn(shape, generator=draw))
                 )
         return found
 

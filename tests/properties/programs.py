@@ -174,9 +174,7 @@ OPS: dict[str, Callable[[Block, Tensor, Tensor], Tensor]] = {
 }
 
 
-def programs(
-    names: Sequence[str] = tuple(OPS), most: int = 10, outputs: int = 2
-) -> st.SearchStrategy[Program]:
+def programs(names: Sequence[str] = tuple(OPS), most: int = 10, outputs: int = 2) -> st.SearchStrategy[Program]:
     """Programs of up to `most` operations out of `names`, with up to `outputs` outputs beside the loss."""
     back = st.integers(0, 4)
     return st.builds(

@@ -119,9 +119,7 @@ def holds(value: Value) -> bool:
     return value.savable and value.kind != "view"
 
 
-POINTWISE = (
-    "mul exp tanh sigmoid softmax gelu where add_ relu_ dropout project float64 bfloat16 gate add transpose"
-)
+POINTWISE = "mul exp tanh sigmoid softmax gelu where add_ relu_ dropout project float64 bfloat16 gate add transpose"
 
 
 @settings(SETTINGS, max_examples=40)
