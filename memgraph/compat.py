@@ -220,7 +220,9 @@ def through_dynamo(error: Exception) -> Exception:
     kind = type(error)
     if isinstance(error, ShortenTraceback):
         return error
-    through = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    message = str(error)  # Dynamo appends advice on its own debugging to an exception's arguments
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__str__": lambda self: message}
+    through = type(kind.__name__, (kind, ShortenTraceback), body)
     copy = through.__new__(through)
     copy.args = error.args
     copy.__dict__.update(error.__dict__)

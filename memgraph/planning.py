@@ -34,9 +34,9 @@ SPARE = 0.02
 class Bound:
     """What a plan may allocate above the baseline.
 
-    bytes: absolute, or None.  fraction: of what Inductor's own split allocates, or None.  reserve: bytes less than
-    that.  margin: bytes less than that again, since an earlier plan turned out larger than its sweep.  last: take the lowest
-    peak that there is, whatever the bound.
+    bytes: absolute, or None. fraction: of what Inductor's own split allocates, or None. reserve: bytes less than
+    that. margin: bytes less than that again, since an earlier plan turned out larger than its sweep. last: take the
+    lowest peak that there is, whatever the bound.
     """
 
     bytes: int | None = None

@@ -19,35 +19,8 @@ from memgraph.facts.operators import family, short_name
 from memgraph.hardware import Hardware
 
 TRANSCENDENTAL = frozenset(
-    [
-        "exp",
-        "expm1",
-        "exp2",
-        "log",
-        "log2",
-        "log1p",
-        "tanh",
-        "sigmoid",
-        "silu",
-        "gelu",
-        "erf",
-        "erfc",
-        "sin",
-        "cos",
-        "pow",
-        "softplus",
-        "mish",
-        "tanh_backward",
-        "gelu_backward",
-        "silu_backward",
-        "sigmoid_backward",
-        "atan",
-        "atan2",
-        "asin",
-        "acos",
-        "sinh",
-        "cosh",
-    ]
+    "exp expm1 exp2 log log2 log1p tanh sigmoid silu gelu erf erfc sin cos pow softplus mish "
+    "tanh_backward gelu_backward silu_backward sigmoid_backward atan atan2 asin acos sinh cosh".split()
 )
 
 

@@ -1,8 +1,9 @@
 """What fusion does to the price of saving and of recomputing a value.
 
 A pointwise value that only fused operators read is never written to memory: to compute it again in the kernel that
-needs it costs its transcendental functions and nothing else, but to save it costs a write in the forward and a read in the
-backward that nobody would have paid. Without this, planning a small Llama saved the one-hot of its labels (16 MiB).
+needs it costs its transcendental functions and nothing else, but to save it costs a write in the forward and a read
+in the backward that nobody would have paid. Without this, planning a small Llama saved the one-hot of its labels
+(16 MiB).
 """
 
 from __future__ import annotations

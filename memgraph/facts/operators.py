@@ -15,53 +15,12 @@ Family = Literal["view", "pointwise", "reduction", "extern", "getitem", "symbol"
 
 # Inductor inlines these into the kernels of their readers although torch does not tag them pointwise.
 GATHERS = frozenset(
-    [
-        "embedding",
-        "index",
-        "gather",
-        "index_select",
-        "iota",
-        "full",
-        "full_like",
-        "arange",
-        "scalar_tensor",
-        "new_ones",
-        "new_zeros",
-        "new_full",
-        "ones",
-        "zeros",
-        "ones_like",
-        "zeros_like",
-        "empty",
-        "empty_like",
-        "constant_pad_nd",
-        "cat",
-        "clone",
-        "convert_element_type",
-        "_to_copy",
-        "select_scatter",
-        "slice_scatter",
-        "flip",
-        "repeat",
-        "roll",
-        "triu",
-        "tril",
-        "where",
-        "copy",
-        "lift_fresh_copy",
-        "expand_copy",
-        "inductor_random",
-        "inductor_lookup_seed",
-        "inductor_randint",
-        "fma",
-        "rsqrt",
-        "_unsafe_index",
-        "diagonal_scatter",
-        "_unsafe_masked_index",
-        "upsample_nearest2d",
-        "slice_backward",
-        "select_backward",
-    ]
+    "embedding index gather index_select iota full full_like arange scalar_tensor new_ones new_zeros "
+    "new_full ones zeros ones_like zeros_like empty empty_like constant_pad_nd cat clone "
+    "convert_element_type _to_copy select_scatter slice_scatter flip repeat roll triu tril where copy "
+    "lift_fresh_copy expand_copy inductor_random inductor_lookup_seed inductor_randint fma rsqrt "
+    "_unsafe_index diagonal_scatter _unsafe_masked_index upsample_nearest2d slice_backward "
+    "select_backward".split()
 )
 REDUCTIONS = frozenset(
     "sum mean amax amin max min any all argmax argmin prod var var_mean std _softmax _log_softmax logsumexp "
