@@ -106,9 +106,10 @@ def plan_partition(
     chosen = None
     if not bound.last:
         limit = None if wanted is None else wanted - bound.margin
-        chosen = planner.best(limit)
-        if chosen is not None and not chosen.stock:
-            chosen = planner.best(int(limit * (1 - SPARE))) or chosen
+        if limit is None or planner.stock.peak <= limit:
+            chosen = planner.stock
+        else:
+            chosen = planner.best(int(limit * (1 - SPARE))) or planner.best(limit)
     chosen = chosen or planner.smallest()
     plan = make_plan(facts, chosen, planner.stock)
     if not plan.stock:

@@ -16,6 +16,8 @@ from memgraph.facts.joint import Value
 # Inductor materialises a value with several readers when inlining it would make each of them read more than this
 # many buffers (torch._inductor.config.realize_reads_threshold).
 MOST_INLINED_READS = 4
+BUFFERS = frozenset(("extern", "reduction", "tuple", "primal"))
+NOTHING: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,7 @@ class Sweep:
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     """Run a program through the allocator's books."""
     storage_of = _storages(values, program)
-    real = _materialised(values, program) if fused else [True] * len(program.values)
-    touched = _touched(values, program, storage_of, real, fused)
+    real, touched = _kernels(values, program, storage_of, fused)
     births: dict[int, int] = {}
     last: dict[int, int] = {}
     size: dict[int, int] = {}
@@ -75,8 +76,8 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
                 births[slot] = container
                 size[container] -= size[slot]
                 continue  # the recompute pass takes the tuple apart right where it is made
-        for read in touched[slot]:
-            last[read] = max(last.get(read, slot), slot)
+        for read in touched[slot]:  # slots only grow: the last to touch a storage is the one that frees it
+            last[read] = slot
     kept = {storage_of[slot] for slot in program.outputs}
     callers = {storage_of[slot] for slot in range(program.inputs) if slot not in program.owned}
     deaths = {s: at for s, at in last.items() if s in births and s not in kept and s not in callers}
@@ -116,69 +117,51 @@ def _container(values: Sequence[Value], program: Program, slot: int) -> int:
     return reads[0] if len(reads) == 1 and values[program.values[reads[0]]].kind == "tuple" else -1
 
 
-def _materialised(values: Sequence[Value], program: Program) -> list[bool]:
-    """Which slots Inductor gives a buffer."""
+def _kernels(
+    values: Sequence[Value], program: Program, storage_of: list[int], fused: bool
+) -> tuple[list[bool], list[frozenset[int]]]:
+    """Which slots get a buffer, and the storages that each slot's kernel reads, through whatever was inlined into it."""
     count = len(program.values)
-    readers = [0] * count
-    wanted = [False] * count
+    kinds = [values[value].kind for value in program.values]
+    readers, wanted = _wanted(kinds, program)
+    real = [True] * count
+    touched: list[frozenset[int]] = [NOTHING] * count
+    through: list[frozenset[int]] = [NOTHING] * count
+    for slot in range(count):
+        if slot < program.inputs:
+            through[slot] = frozenset((storage_of[slot],))
+            continue
+        sources = program.reads[slot]
+        reads = through[sources[0]] if len(sources) == 1 else NOTHING.union(*[through[read] for read in sources])
+        kind = kinds[slot]
+        if not fused:
+            touched[slot] = reads | {storage_of[slot]}
+            through[slot] = frozenset((storage_of[slot],))
+        elif kind == "view":  # costs nothing and runs nowhere: its readers read what it views
+            through[slot] = reads
+        elif wanted[slot] or kind in BUFFERS or (readers[slot] > 1 and len(reads) > MOST_INLINED_READS):
+            touched[slot] = reads
+            through[slot] = frozenset((slot,))
+        else:
+            real[slot] = False
+            through[slot] = reads
+    return real, touched
+
+
+def _wanted(kinds: list[str], program: Program) -> tuple[list[int], list[bool]]:
+    """How many steps read each slot, and whether something that fuses with nothing does, through views as well."""
+    readers = [0] * len(kinds)
+    wanted = [False] * len(kinds)
     for slot in program.outputs:
         wanted[slot] = True
-    for slot in range(count - 1, program.inputs - 1, -1):
-        kind = values[program.values[slot]].kind
+    for slot in range(len(kinds) - 1, program.inputs - 1, -1):
+        kind = kinds[slot]
+        needs = kind in ("extern", "tuple") or (kind == "view" and wanted[slot])
         for read in program.reads[slot]:
             readers[read] += 1
-            if kind in ("extern", "tuple") or (kind == "view" and wanted[slot]):
+            if needs:
                 wanted[read] = True
-    real = [False] * count
-    inlined: list[frozenset[int]] = [frozenset()] * count
-    for slot, value in enumerate(program.values):
-        kind = values[value].kind
-        if slot < program.inputs:
-            real[slot] = True
-            inlined[slot] = frozenset((slot,))
-            continue
-        reads = frozenset().union(*(inlined[read] for read in program.reads[slot]))
-        if kind == "view":
-            real[slot] = True
-            inlined[slot] = reads
-        elif (
-            kind in ("extern", "reduction", "tuple", "primal")
-            or wanted[slot]
-            or readers[slot] > 1
-            and len(reads) > MOST_INLINED_READS
-        ):
-            real[slot] = True
-            inlined[slot] = frozenset((slot,))
-        else:
-            inlined[slot] = reads
-    return real
-
-
-def _touched(
-    values: Sequence[Value], program: Program, storage_of: list[int], real: list[bool], fused: bool
-) -> list[frozenset[int]]:
-    """The storages that each slot's kernel reads, through every value that was inlined into it."""
-    through: list[frozenset[int]] = []
-    touched: list[frozenset[int]] = []
-    for slot, value in enumerate(program.values):
-        if slot < program.inputs:
-            through.append(frozenset((storage_of[slot],)))
-            touched.append(frozenset())
-            continue
-        reads = frozenset().union(*(through[read] for read in program.reads[slot]))
-        if not fused:
-            touched.append(reads | {storage_of[slot]})
-            through.append(frozenset((storage_of[slot],)))
-        elif values[value].kind == "view":  # costs nothing and runs nowhere: its readers read what it views
-            touched.append(frozenset())
-            through.append(reads)
-        elif real[slot]:
-            touched.append(reads)
-            through.append(frozenset((slot,)))
-        else:
-            touched.append(frozenset())
-            through.append(reads)
-    return touched
+    return readers, wanted
 
 
 def _usage(

@@ -16,8 +16,8 @@ from memgraph.planner.candidate import Candidate, fastest, smallest
 if TYPE_CHECKING:
     from memgraph.planner.solve import Planner
 
-# How many nodes all sweeps of one polish may visit together: about two seconds on one core.
-EFFORT = 120_000
+# How many nodes all sweeps of one polish may visit together: about a second on one core.
+EFFORT = 80_000
 LEAST = 16
 
 

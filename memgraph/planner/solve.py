@@ -26,6 +26,7 @@ from memgraph.planner.polish import Polish
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
 
 MENU = 8
+NEIGHBOURS = 3
 # From "a byte is worth next to nothing" to "a byte is worth any recomputation", in seconds a byte.
 PRICES = (1e-12, 1e-6)
 
@@ -63,8 +64,10 @@ class Planner:
         uniform = self.uniform()
         fits = [(entry, c) for entry, c in uniform if c.peak <= bound]
         best = min((c for _, c in fits), key=fastest, default=None)
-        for (entry, slow), (other, fast) in itertools.product(fits, uniform):
-            if fast.peak > bound and fast.seconds < slow.seconds and (best is None or fast.seconds < best.seconds):
+        # Neighbours in time: what is much faster does not fit for long, what is much slower has nothing to give.
+        tight = sorted((pair for pair in uniform if pair[1].peak > bound), key=lambda pair: -pair[1].seconds)
+        for (entry, slow), (other, fast) in itertools.product(fits[:NEIGHBOURS], tight[:NEIGHBOURS]):
+            if fast.seconds < slow.seconds and (best is None or fast.seconds < best.seconds):
                 mixed = self._mixed(entry, other, bound)
                 if mixed is not None:
                     best = mixed if best is None else min(best, mixed, key=fastest)
