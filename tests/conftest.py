@@ -1,6 +1,16 @@
+"""Caches of this run's own: a plan or a kernel kept by an earlier one must not decide what a test sees."""
+
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ["KINETO_LOG_LEVEL"] = "6"
+_folder = tempfile.mkdtemp(prefix="memgraph-tests-")
+os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
