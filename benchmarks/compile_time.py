@@ -41,8 +41,9 @@ def main(
     if seconds is not None:
         added = max(row["added"] for row in rows if row["layers"] == cold)
         text += (
-            f"\nA cold Inductor compile of {cold} layers, without memgraph: {seconds:.1f} s, {cpu:.1f} s of CPU with "
-            f"the C++ compiler's. Planning adds {added:.2f} s of CPU, {added / cpu:.1%} (target: at most {SHARE:.0%}).\n"
+            f"\nA cold Inductor compile of {cold} layers, without memgraph: {seconds:.1f} s, {cpu:.1f} s of CPU "
+            f"with the C++ compiler's. Planning adds {added:.2f} s of CPU, {added / cpu:.1%} "
+            f"(target: at most {SHARE:.0%}).\n"
         )
     folder = machine.results_folder(name)
     data = {"machine": where, "shape": vars(SHAPE), "rows": rows, "cold_inductor": (seconds, cpu)}
