@@ -22,7 +22,7 @@ from memgraph.options import Options
 from memgraph.ordering import KeepOrder
 from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
-from memgraph.planning import Bound, Planned, timeline
+from memgraph.planning import SPARE, Bound, Planned, timeline
 from memgraph.progress import Progress
 from memgraph.report import Report, record
 from memgraph.store import Store
@@ -88,11 +88,12 @@ class Compilation:
                 return compiled
             if last:
                 break
-            excess = max(above - planned.bound, above - planned.plan.peak)
-            lowest = planned.plan.peak > planned.bound - bound.margin  # nothing smaller is known to the planner
-            bound = dataclasses.replace(bound, margin=bound.margin + excess, last=lowest)
-            if lowest:
-                break
+            if planned.plan.peak > planned.bound - bound.margin:
+                break  # the planner knows nothing smaller
+            # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
+            target = planned.plan.peak - (above - planned.bound)
+            margin = planned.bound - int(target / (1 - SPARE))
+            bound = dataclasses.replace(bound, margin=max(margin, bound.margin + 1))
         minimum = self.baseline + bound.reserve + above + SLACK
         raise BudgetError(
             minimum=minimum, binding=planned.binding(), budget=self.baseline + bound.reserve + planned.bound

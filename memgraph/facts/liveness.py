@@ -120,7 +120,7 @@ def _container(values: Sequence[Value], program: Program, slot: int) -> int:
 def _kernels(
     values: Sequence[Value], program: Program, storage_of: list[int], fused: bool
 ) -> tuple[list[bool], list[frozenset[int]]]:
-    """Which slots get a buffer, and the storages that each slot's kernel reads, through whatever was inlined into it."""
+    """Which slots get a buffer, and the storages that the kernel of each reads, through what was inlined into it."""
     count = len(program.values)
     kinds = [values[value].kind for value in program.values]
     readers, wanted = _wanted(kinds, program)
