@@ -435,3 +435,10 @@ def run_after(node: Any, previous: Any) -> None:
 def recompute_ancestors(node: Any) -> None:
     """Let Inductor's scheduler take note of new dependencies before it fuses."""
     node.scheduler.compute_ancestors()
+
+
+def without_buffer_reuse() -> contextlib.AbstractContextManager[None]:
+    """Let Inductor free every buffer where it dies, while this lasts, instead of keeping it for a later one."""
+    import torch._inductor.config as inductor_config
+
+    return inductor_config.patch(allow_buffer_reuse=False)

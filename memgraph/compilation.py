@@ -6,6 +6,7 @@ attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -123,7 +124,10 @@ class Compilation:
             given = inputs_of(gm)
             if self.options.retain_graph:
                 compat.donate_nothing()
-            with self.progress.stage(f"Inductor {phase}", graph=self.name):
+            ours = phase == "backward" and partitioner is not None and not partitioner.planned[-1].plan.stock
+            # A dead buffer that waits for a later one of its size stands at the peak: docs/decisions/0004.
+            free = compat.without_buffer_reuse() if ours else contextlib.nullcontext()
+            with free, self.progress.stage(f"Inductor {phase}", graph=self.name):
                 lowered = stock(gm, inputs, **kwargs)
             lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
             return lowered

@@ -16,8 +16,12 @@ from torch import fx
 
 from memgraph.facts import regions
 from memgraph.facts.costs import seconds, storage_span
-from memgraph.facts.operators import family, twice_is_wrong
+from memgraph.facts.operators import family, short_name, twice_is_wrong
 from memgraph.hardware import Hardware
+
+# On the CPU Inductor materialises what has several readers and one of these in it (torch/_inductor/ir.py,
+# should_realize_on_reuse).
+HEAVY = frozenset(("exp", "sigmoid"))
 
 Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", "tuple", "symbol"]
 
@@ -26,7 +30,7 @@ Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", 
 class Value:
     """One node. bytes: of its own storage, 0 where it shares another's; a tuple's: of all its elements together.
     seconds: to compute it once more.
-    hold: seconds that it costs to save it, beyond its bytes.
+    hold: seconds that it costs to save it, beyond its bytes.  heavy: Inductor does not inline it into several readers.
 
     storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
     fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
@@ -43,6 +47,7 @@ class Value:
     fixed: str = ""
     pin: tuple[str, str] | None = None
     hold: float = 0.0
+    heavy: bool = False
     module: str = ""
     source: str = ""
 
@@ -133,6 +138,7 @@ def read_joint(
                 savable=tensor and kind not in ("tangent",),
                 fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
                 pin=_pin(node, pins or {}),
+                heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
                 module=path,
                 source=_source(node),
             )

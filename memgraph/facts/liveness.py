@@ -125,6 +125,7 @@ def _kernels(
     kinds = [values[value].kind for value in program.values]
     readers, wanted = _wanted(kinds, program)
     real = [True] * count
+    heavy = [False] * count  # whether a heavy function is inlined into the slot
     touched: list[frozenset[int]] = [NOTHING] * count
     through: list[frozenset[int]] = [NOTHING] * count
     for slot in range(count):
@@ -137,14 +138,18 @@ def _kernels(
         if not fused:
             touched[slot] = reads | {storage_of[slot]}
             through[slot] = frozenset((storage_of[slot],))
-        elif kind == "view":  # costs nothing and runs nowhere: its readers read what it views
-            through[slot] = reads
-        elif wanted[slot] or kind in BUFFERS or (readers[slot] > 1 and len(reads) > MOST_INLINED_READS):
+            continue
+        through[slot] = reads
+        heavy[slot] = values[program.values[slot]].heavy or any(heavy[read] for read in sources)
+        if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
+            continue
+        shared = readers[slot] > 1 and (heavy[slot] or len(reads) > MOST_INLINED_READS)
+        if wanted[slot] or kind in BUFFERS or shared:
             touched[slot] = reads
             through[slot] = frozenset((slot,))
+            heavy[slot] = False
         else:
             real[slot] = False
-            through[slot] = reads
     return real, touched
 
 
