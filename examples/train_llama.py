@@ -113,7 +113,7 @@ def train(size: Size, batches: list[torch.Tensor], **compile_options) -> Run:
 
 def forget() -> None:
     """Give back what the run before has left."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
