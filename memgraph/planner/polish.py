@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memgraph.planner.solve import Planner
 
 # How many nodes all sweeps of one polish may visit together: about a second on one core.
-EFFORT = 80_000
+EFFORT = 60_000
 LEAST = 16
 
 

@@ -25,8 +25,8 @@ from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.polish import Polish
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
 
-MENU = 8
-NEIGHBOURS = 3
+MENU = 6
+NEIGHBOURS = 2
 # From "a byte is worth next to nothing" to "a byte is worth any recomputation", in seconds a byte.
 PRICES = (1e-12, 1e-6)
 
