@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from memgraph.errors import GraphError
+
 
 def allocation_event_type() -> Any:
     """The tag of an allocation (or a free) among the events of `torch.profiler`'s event tree."""
@@ -69,12 +71,19 @@ def activation_memory_budget_is_default() -> bool:
 
 
 def size_hint(size: Any) -> int:
-    """A size as a plain int; of a symbolic one, the value seen when the graph was captured."""
+    """A size as a plain int; of a symbolic one, the value seen when the graph was captured.
+
+    Raises GraphError for a size that only data decide.
+    """
     if isinstance(size, int):
         return size
     hint = size.node.hint
     if hint is None:
-        raise ValueError(f"the size {size} depends on data: its value is unknown before it runs")
+        raise GraphError(
+            f"the size {size} depends on data (nonzero, item, a boolean mask): its bytes are unknown before it runs, so "
+            "no budget can be kept. Take the operator out of the compiled function (torch.compiler.disable), or "
+            "compile this function with Inductor."
+        )
     return int(hint)
 
 
@@ -251,6 +260,11 @@ def copy_graph(gm: Any) -> Any:
 
     copy = fx.GraphModule(gm, _copied(gm.graph))
     copy.meta = dict(gm.meta)
+    for name, attribute in vars(gm).items():
+        # Without the sources of its parameters AOTAutograd takes them for ordinary inputs, and a copy of a BERT saved
+        # views of them where the original saved none.
+        if name not in vars(copy):
+            setattr(copy, name, attribute)
     return copy
 
 

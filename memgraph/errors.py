@@ -17,8 +17,30 @@ class OptionsError(MemgraphError, ValueError):
     """An option that memgraph does not know, or a value that it does not take."""
 
 
+class GraphError(MemgraphError, ValueError):
+    """A graph that memgraph cannot plan, though nothing is wrong with it."""
+
+
 class OffloadError(MemgraphError, RuntimeError):
-    """An offloaded value could not be stored or brought back; the step that needs it must not go on."""
+    """An offloaded value could not be stored or brought back; the step that needs it must not go on.
+
+    Attributes:
+        value: the value's name in its graph, `""` where no single value is concerned.
+        tier: "host" or "nvme", `""` where neither is concerned.
+        path: the scratch folder, `""` for the host tier.
+    """
+
+    def __init__(self, reason: str, *, value: str = "", tier: str = "", path: str = ""):
+        self.value, self.tier, self.path = value, tier, str(path)
+        places = [f"value {value!r}"] * bool(value) + [f"tier {tier!r}"] * bool(tier) + [f"in {path}"] * bool(path)
+        super().__init__(f"{', '.join(places)}: {reason}" if places else reason)
+
+    def __reduce__(self):
+        return functools.partial(OffloadError._rebuild, type(self)), self.args, self.__dict__
+
+    @staticmethod
+    def _rebuild(kind: type[OffloadError], message: str) -> OffloadError:
+        return kind(message)  # the message names the places already; `__dict__` brings the attributes
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from memgraph.sizes import parse_size
 ACTIONS = ("save", "recompute")
 UNBUILT_LEVERS = ("offload", "tile")
 # What memgraph sets in Inductor's configuration itself.
-OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn"})
+OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse"})
 
 
 def _budget(value: object) -> int | float | str | None:

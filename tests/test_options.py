@@ -67,6 +67,7 @@ def test_levers_that_are_not_built_are_refused(lever):
         ({"recompute": None}, ["'recompute'", "None", "True, False"]),
         ({"inductor": {"max_autotun": 1}}, ["'inductor'", "'max_autotun'", "did you mean 'max_autotune'"]),
         ({"inductor": {"custom_partitioner_fn": None}}, ["set by memgraph itself"]),
+        ({"inductor": {"allow_buffer_reuse": True}}, ["set by memgraph itself"]),
         ({"inductor": {"max_autotune": print}}, ["'max_autotune'", "print"]),
         ({"inductor": {"cpp.cxx": [float("inf")]}}, ["'cpp.cxx'", "inf"]),
         ({"inductor": {3: 4}}, ["3 is not in Inductor's configuration"]),
