@@ -80,8 +80,8 @@ def size_hint(size: Any) -> int:
     hint = size.node.hint
     if hint is None:
         raise GraphError(
-            f"the size {size} depends on data (nonzero, item, a boolean mask): its bytes are unknown before it runs, so "
-            "no budget can be kept. Take the operator out of the compiled function (torch.compiler.disable), or "
+            f"the size {size} depends on data (nonzero, item, a boolean mask): its bytes are unknown before it runs, "
+            "so no budget can be kept. Take the operator out of the compiled function (torch.compiler.disable), or "
             "compile this function with Inductor."
         )
     return int(hint)
