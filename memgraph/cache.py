@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -18,3 +19,16 @@ def cache_folder() -> Path:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "memgraph"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def keep(file: Path, text: str) -> Path:
+    """Write `text` aside and rename it to `file`: a reader sees the old or the new, never half. Raises OSError."""
+    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+        os.replace(aside, file)
+    except BaseException:
+        os.unlink(aside)
+        raise
+    return file

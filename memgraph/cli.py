@@ -147,11 +147,12 @@ def _load_module(place: str) -> Any:
 @app.command()
 def calibrate(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one")] = None,
+    scratch: Annotated[Path | None, typer.Option(help="measure the disk under this folder, too")] = None,
 ) -> None:
     """Measure what a device can do, for a few seconds, and keep it for the planner."""
     import torch
 
-    from memgraph import hardware
+    from memgraph import disk, hardware
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -159,13 +160,23 @@ def calibrate(
             figures = hardware.calibrate(device)
     except (ValueError, RuntimeError, AssertionError) as problem:  # what torch raises for a missing device
         raise fail(f"{device} cannot be measured: {problem}", 2) from problem
+    if scratch:
+        with refusals(), Console(stderr=True).status(f"measuring {scratch}"):
+            rates = disk.calibrate(scratch, device)
     known = hardware.built_in(figures.name if figures.device == "cuda" else "cpu")
     table = Table("", "measured", f"built in: {known.name}", title=figures.name)
     for (name, measured), (_, built_in) in zip(_rows(figures), _rows(known), strict=True):
         table.add_row(name, measured, built_in)
+    if scratch:
+        kind = "direct" if rates.direct else "buffered: the file system takes no O_DIRECT"
+        for way in ("write", "read"):
+            row = (f"{way}, {scratch} ({kind})", f"{getattr(rates, way) / 1e9:,.2f} GB/s")
+            table.add_row(*row, f"{getattr(disk.BUILT_IN, way) / 1e9:,.2f} GB/s")
     console.print(table)
     try:
         console.print(f"kept in {hardware.save(figures)}", markup=False, soft_wrap=True)
+        if scratch:
+            console.print(f"kept in {disk.save(scratch, rates)}", markup=False, soft_wrap=True)
     except OSError as problem:
         raise fail(f"the figures could not be kept: {problem}") from problem
 
@@ -176,6 +187,8 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
     for dtype in ("float32", "bfloat16", "float16", "float64"):
         yield f"matrix product, {dtype}", f"{figures.rate(dtype) / 1e9:,.1f} GFLOP/s"
     yield "memory", f"{figures.memory_bandwidth / 1e9:,.1f} GB/s"
+    yield "to the host", f"{figures.link_out / 1e9:,.1f} GB/s"
+    yield "from the host", f"{figures.link_in / 1e9:,.1f} GB/s"
     yield "exp", f"{figures.transcendental_rate / 1e9:,.2f} G elements/s"
     yield "overhead of a kernel", f"{figures.kernel_overhead * 1e6:.1f} us"
     yield "capacity", format_size(figures.capacity)

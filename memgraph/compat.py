@@ -87,6 +87,40 @@ def size_hint(size: Any) -> int:
     return int(hint)
 
 
+def size_node(size: Any, graph: Any) -> Any:
+    """A size as an argument of a node that `graph` is about to get: a number, or a node that computes it from the
+    symbols among the graph's inputs.
+
+    Raises GraphError where a symbol is not among them.
+    """
+    import torch.fx as fx
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    if isinstance(size, int):
+        return size
+    symbols = {}
+    for node in graph.find_nodes(op="placeholder"):
+        known = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
+        if known is not None and known.is_symbol:
+            symbols[known] = fx.Proxy(node)
+    if missing := size.node.expr.free_symbols - symbols.keys():
+        raise GraphError(f"the size {size} needs {missing}, which the backward does not get")
+    made = sympy_interp(PythonReferenceAnalysis, symbols, size.node.expr)
+    if not isinstance(made, fx.Proxy):
+        return int(made)
+    pending = [made.node]
+    while pending:  # the nodes on the way: each is computed from sizes that are known
+        node = pending[-1]
+        unknown = [read for read in node.all_input_nodes if "val" not in read.meta]
+        if not unknown:
+            arguments = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+            node.meta.setdefault("val", node.target(*arguments[0], **arguments[1]))
+            pending.pop()
+        pending += unknown
+    return made.node
+
+
 def is_inductor_seed(target: Any) -> bool:
     """Whether a target draws the seeds from which Inductor makes random numbers."""
     from torch._inductor import inductor_prims
@@ -451,8 +485,15 @@ def recompute_ancestors(node: Any) -> None:
     node.scheduler.compute_ancestors()
 
 
-def without_buffer_reuse() -> contextlib.AbstractContextManager[None]:
-    """Let Inductor free every buffer where it dies, while this lasts, instead of keeping it for a later one."""
+def lowering_settings(transfers: bool) -> contextlib.AbstractContextManager[None]:
+    """Inductor's settings for a graph whose order is the plan's, while this lasts.
+
+    Every buffer is freed where it dies: a dead one that waits for a later one of its size stands at the peak
+    (docs/decisions/0004).  transfers: there are copies to other tiers, which reordering would move next to their ends.
+    """
     import torch._inductor.config as inductor_config
 
-    return inductor_config.patch(allow_buffer_reuse=False)
+    settings = {"allow_buffer_reuse": False}
+    if transfers:
+        settings["reorder_for_peak_memory"] = False
+    return inductor_config.patch(settings)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import time
 from typing import Any
 
 import torch
 
-from memgraph import compat
+from memgraph import compat, runtime
 from memgraph.errors import BudgetError
 from memgraph.hardware import load
 from memgraph.lowered import inputs_of, read_wrapper, saved_inputs, step_timeline
@@ -26,7 +27,9 @@ from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import SPARE, Bound, Planned, timeline
 from memgraph.progress import Progress
 from memgraph.report import Report, record
+from memgraph.runtime.slots import pages
 from memgraph.store import Store
+from memgraph.tiers import settings, tiers
 from memgraph.wrapper import NotReadable
 
 ATTEMPTS = 4
@@ -56,6 +59,7 @@ class Compilation:
         self.baseline = allocated_bytes(self.device)
         self.budget = self._budget()
         self.store = Store()
+        self.tiers = tiers(options, self.hardware)
 
     def run(self) -> Any:
         """The compiled callable.  Raises BudgetError, VerifyError."""
@@ -70,13 +74,14 @@ class Compilation:
         for attempt in range(1, ATTEMPTS + 1):
             last = bound.last or attempt == ATTEMPTS
             bound = dataclasses.replace(bound, last=last)
-            partitioner = Partitioner(self.options, self.hardware, bound, self.progress, self.name)
+            partitioner = Partitioner(self.options, self.hardware, bound, self.progress, self.name, self.tiers)
             lowering = Lowering()
             compiled = self._lower(partitioner, lowering, cache=self.options.cache)
             if not partitioner.planned:
                 if known is not None:  # everything came from the caches: the report did too
-                    record(dataclasses.replace(known[2], cached=True))
-                    return compiled
+                    report = dataclasses.replace(known[2], cached=True)
+                    record(report)
+                    return self._with_room(compiled, report)
                 compiled = self._lower(partitioner, lowering, cache=False)
                 if not partitioner.planned:
                     return compiled  # nothing was differentiated
@@ -86,7 +91,7 @@ class Compilation:
                 record(report)
                 if self.options.cache:
                     self.store.put(key, {"margin": bound.margin, "last": last, "report": report.to_json()})
-                return compiled
+                return self._with_room(compiled, report)
             if last:
                 break
             if planned.plan.peak > planned.bound - bound.margin:
@@ -113,7 +118,7 @@ class Compilation:
         patches |= self.options.inductor
         if partitioner is not None:
             patches["custom_partitioner_fn"] = partitioner
-            order = KeepOrder(lambda: not partitioner.planned[-1].plan.stock, partitioner.uuid())
+            order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid())
             patches["_pre_fusion_custom_pass"] = order
         if not cache:
             patches["force_disable_caches"] = True
@@ -124,16 +129,30 @@ class Compilation:
             given = inputs_of(gm)
             if self.options.retain_graph:
                 compat.donate_nothing()
-            ours = phase == "backward" and partitioner is not None and not partitioner.planned[-1].plan.stock
-            # A dead buffer that waits for a later one of its size stands at the peak: docs/decisions/0004.
-            free = compat.without_buffer_reuse() if ours else contextlib.nullcontext()
-            with free, self.progress.stage(f"Inductor {phase}", graph=self.name):
+            configured = contextlib.nullcontext()
+            if partitioner is not None and _is_ours(partitioner, phase == "backward"):
+                configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
+            with configured, self.progress.stage(f"Inductor {phase}", graph=self.name):
                 lowered = stock(gm, inputs, **kwargs)
             lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
             return lowered
 
         retain = self.options.retain_graph
         return compat.compile_graph(compat.copy_graph(self.gm), self.inputs, inner, patches, retain_graph=retain)
+
+    def _with_room(self, compiled: Any, report: Report) -> Any:
+        """The compiled callable, with the tiers' room for one step taken before it first runs, until it is dropped.
+
+        Raises OffloadError where a tier has less room than it said.
+        """
+        told = settings(self.options, self.tiers)
+        taken = []
+        for tier in self.tiers.tiers:
+            size = sum(pages(decision.bytes) for decision in report.decisions if decision.tier == tier.name)
+            if size:
+                host, nvme = (size, 0) if tier.name == "host" else (0, size)
+                taken.append(runtime.prepare(self.device, told[tier.name], host, nvme))
+        return holding(compiled, taken) if taken else compiled
 
     def _trains(self) -> bool:
         tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
@@ -172,6 +191,7 @@ class Compilation:
             source_fingerprint(),
             torch.__version__,
             str(torch.is_autocast_enabled()),
+            repr(self.tiers),
         ):
             digest.update(part.encode() + b"\0")
         digest.update(compat.config_fingerprint())
@@ -206,6 +226,25 @@ class Compilation:
             attempts=attempts,
         )
         return report, report.predicted_peak - self.baseline
+
+
+def _is_ours(partitioner: Partitioner, backward: bool) -> bool:
+    """Whether the order of a graph is the plan's: a planned backward, and a forward out of which values are copied."""
+    plan = partitioner.planned[-1].plan
+    return not plan.stock and (backward or bool(plan.transfers))
+
+
+def holding(compiled: Any, kept: list[Any]) -> Any:
+    """The same callable, which keeps some objects alive for as long as it lives itself."""
+
+    @functools.wraps(compiled)
+    def call(*args: Any) -> Any:
+        return compiled(*args)
+
+    call._kept = kept
+    if getattr(compiled, "_boxed_call", False):
+        call._boxed_call = True
+    return call
 
 
 def build_report(

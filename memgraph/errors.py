@@ -25,13 +25,14 @@ class OffloadError(MemgraphError, RuntimeError):
     """An offloaded value could not be stored or brought back; the step that needs it must not go on.
 
     Attributes:
+        reason: what went wrong, without the places.
         value: the value's name in its graph, `""` where no single value is concerned.
         tier: "host" or "nvme", `""` where neither is concerned.
         path: the scratch folder, `""` for the host tier.
     """
 
     def __init__(self, reason: str, *, value: str = "", tier: str = "", path: str = ""):
-        self.value, self.tier, self.path = value, tier, str(path)
+        self.reason, self.value, self.tier, self.path = reason, value, tier, path
         places = [f"value {value!r}"] * bool(value) + [f"tier {tier!r}"] * bool(tier) + [f"in {path}"] * bool(path)
         super().__init__(f"{', '.join(places)}: {reason}" if places else reason)
 

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from memgraph import compat
 from memgraph.numbering import RNG_WRAPPERS, Event, Numbered
-from memgraph.value_numbers import SYMBOLIC, describe, target_name
+from memgraph.value_numbers import SYMBOLIC, describe, is_transfer, target_name
 
 
 def structure(where: str, module: fx.GraphModule) -> list[str]:
@@ -141,6 +141,40 @@ def bodies(where: str, module: fx.GraphModule) -> list[str]:
                 if value.op == "placeholder":
                     breaches.append(f"the {where}'s body {node.target} returns its own input {value.name}")
     return breaches
+
+
+def handles(where: str, graph: Numbered) -> list[str]:
+    """Each copy started once and finished once, and a value that was given up not read again."""
+    breaches: list[str] = []
+    module = graph.module
+    place = {node: n for n, node in enumerate(module.graph.nodes)}
+    ends = {"offload_start": "offload_finish", "reload_start": "reload_finish"}
+    seen: dict[Hashable, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op != "call_function" or not is_transfer(node.target):
+            continue
+        what = node.target._schema.name.removeprefix("memgraph::")
+        if what in ends:
+            finishes = [user for user in node.users if user.op == "call_function" and is_transfer(user.target)]
+            names = [user.target._schema.name.removeprefix("memgraph::") for user in finishes]
+            if names != [ends[what]] or len(node.users) != 1:
+                breaches.append(f"the {where}'s {node.name} is finished {len(names)} times, not once: {describe(node)}")
+            source = (what, graph.storages[node.args[0]])
+            if source in seen:
+                breaches.append(f"the {where}'s {node.name} starts a copy that {seen[source].name} has started")
+            seen[source] = node
+        elif what == "offload_finish":
+            x = node.args[1]
+            for user in _readers(graph, x):
+                if user is not node and place[user] > place[node]:
+                    breaches.append(f"the {where}'s {user.name} reads {x.name} after {node.name} has given it up")
+    return breaches
+
+
+def _readers(graph: Numbered, x: fx.Node) -> set[fx.Node]:
+    """Everything that reads the storage of a value, through views as well."""
+    storage = graph.storages[x]
+    return {user for node, held in graph.storages.items() if held == storage for user in node.users}
 
 
 def compare_draws(old: Sequence[Event], new: Sequence[tuple[str, Event]]) -> list[str]:

@@ -12,14 +12,17 @@ import json
 import os
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from memgraph.cache import cache_folder
+from memgraph.cache import cache_folder, keep
+
+if TYPE_CHECKING:
+    from memgraph.runtime.value import Value
 
 Device = torch.device | str
 
@@ -35,7 +38,8 @@ class Hardware:
         product, by dtype name ("float32", "bfloat16", ...). memory_bandwidth: bytes/s of a large copy, read
         and written bytes both counted. transcendental_rate: elements/s of exp over a large float32 tensor
         (tanh and erf are taken to be alike). kernel_overhead: seconds that a kernel costs however little it
-        does. capacity: bytes of memory.
+        does. capacity: bytes of memory. link_out, link_in: bytes/s from the device to the runtime's host pool and
+        back (on the CPU: of a copy in memory).
     """
 
     name: str
@@ -45,6 +49,8 @@ class Hardware:
     transcendental_rate: float
     kernel_overhead: float
     capacity: int
+    link_out: float = 10e9  # what figures that were kept before links were measured are taken to mean
+    link_in: float = 10e9
 
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
@@ -67,6 +73,8 @@ class Hardware:
                 hardware.transcendental_rate,
                 hardware.kernel_overhead,
                 hardware.capacity,
+                hardware.link_out,
+                hardware.link_in,
             )
             if "float32" in dict(hardware.flops) and all(0 < figure < float("inf") for figure in figures):
                 return hardware
@@ -76,25 +84,33 @@ class Hardware:
 
 
 def _built_in(
-    name: str, device: str, tflops: tuple[float, ...], gb_per_s: float, exps: float, overhead: float, gib: int
+    name: str,
+    device: str,
+    tflops: tuple[float, ...],
+    gb_per_s: float,
+    exps: float,
+    overhead: float,
+    gib: int,
+    link_gb_per_s: float,
 ) -> Hardware:
     flops = tuple((dtype, rate * 1e12) for dtype, rate in zip(_DTYPES, tflops, strict=True))
-    return Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3)
+    link = link_gb_per_s * 1e9
+    return Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3, link, link)
 
 
-# Conservative: about 60 % of the dense peak that the maker gives, 80 % of the memory bandwidth. exp over a
-# large tensor is bound by that bandwidth on these GPUs: 8 bytes an element.
+# Conservative: about 60 % of the dense peak that the maker gives, 80 % of the memory bandwidth and of the link (PCIe
+# 5.0 or 4.0 at 16 lanes). exp over a large tensor is bound by that bandwidth on these GPUs: 8 bytes an element.
 _BUILT_IN = (
-    _built_in("H200", "cuda", (40, 590, 590, 20), 3800, 4.8e11, 5e-6, 139),
-    _built_in("H100", "cuda", (40, 590, 590, 20), 2700, 3.4e11, 5e-6, 79),
-    _built_in("A100", "cuda", (12, 190, 190, 6), 1250, 1.6e11, 5e-6, 39),
-    _built_in("RTX 4090", "cuda", (50, 100, 100, 0.8), 800, 1.0e11, 5e-6, 23),
+    _built_in("H200", "cuda", (40, 590, 590, 20), 3800, 4.8e11, 5e-6, 139, 50),
+    _built_in("H100", "cuda", (40, 590, 590, 20), 2700, 3.4e11, 5e-6, 79, 50),
+    _built_in("A100", "cuda", (12, 190, 190, 6), 1250, 1.6e11, 5e-6, 39, 25),
+    _built_in("RTX 4090", "cuda", (50, 100, 100, 0.8), 800, 1.0e11, 5e-6, 23, 25),
 )
 # A CPU without units for half precision emulates it, at a hundredth of the rate of float32 (0.7 against 56
 # GFLOP/s on two cores of an EPYC).
 _GENERIC = {
-    "cuda": _built_in("generic CUDA device", "cuda", (10, 50, 50, 0.3), 400, 5e10, 5e-6, 16),
-    "cpu": _built_in("generic CPU", "cpu", (0.05, 0.01, 0.01, 0.025), 15, 5e8, 2e-6, 16),
+    "cuda": _built_in("generic CUDA device", "cuda", (10, 50, 50, 0.3), 400, 5e10, 5e-6, 16, 10),
+    "cpu": _built_in("generic CPU", "cpu", (0.05, 0.01, 0.01, 0.025), 15, 5e8, 2e-6, 16, 7),
 }
 
 
@@ -127,17 +143,7 @@ def load(device: Device) -> Hardware:
 
 def save(hardware: Hardware) -> Path:
     """Keep `hardware` in the cache folder for `load`, and return its file. Raises OSError where it cannot."""
-    file = _file(hardware.name)
-    # Written aside and renamed, so that a reader sees the old file or the new one and never half of it.
-    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(hardware.to_json())
-        os.replace(aside, file)
-    except BaseException:
-        os.unlink(aside)
-        raise
-    return file
+    return keep(_file(hardware.name), hardware.to_json())
 
 
 def calibrate(device: Device) -> Hardware:
@@ -155,6 +161,7 @@ def calibrate(device: Device) -> Hardware:
     copy = _seconds(lambda: target.copy_(source), device)
     exp = _seconds(lambda: torch.exp(source, out=target), device)
     tiny = torch.zeros(1, device=device)
+    link_out, link_in = _link(source, target, device)
     return Hardware(
         name=device_name(device),
         device=device.type,
@@ -163,6 +170,8 @@ def calibrate(device: Device) -> Hardware:
         transcendental_rate=source.numel() / exp,
         kernel_overhead=_seconds(lambda: tiny.add_(1), device),
         capacity=_capacity(device),
+        link_out=link_out,
+        link_in=link_in,
     )
 
 
@@ -196,6 +205,31 @@ def _seconds(fn: Callable[[], object], device: torch.device, sample: float = 0.0
     timed(1)  # what only the first call costs
     calls = max(1, round(sample / timed(3)))
     return statistics.median(timed(calls) for _ in range(samples))
+
+
+def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> tuple[float, float]:
+    """Bytes/s to the host and back, by the runtime's own copies."""
+    from memgraph.runtime.host import HostPool
+    from memgraph.runtime.streams import exact
+    from memgraph.runtime.value import Settings
+
+    pool = HostPool(exact(device))
+    pool.reserve(source.nbytes)
+    held: list[Value] = []
+
+    def out() -> None:
+        held.clear()
+        transfer = pool.offload("calibrate", source, Settings())
+        transfer.finish()
+        held.append(transfer.value)
+
+    try:
+        seconds_out = _seconds(out, device)
+        seconds_in = _seconds(lambda: pool.reload(held[0], target).finish(), device)
+    finally:
+        held.clear()
+        pool.release(source.nbytes)
+    return source.nbytes / seconds_out, source.nbytes / seconds_in
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:

@@ -31,6 +31,7 @@ from memgraph.value_numbers import (
     Table,
     draws,
     freeze,
+    is_transfer,
     schema_of,
     target_name,
 )
@@ -112,6 +113,8 @@ class Numbered:
             return numbers[0] if inner.single else self._tuple(numbers)
         if name in RNG_WRAPPERS:
             return self._rng_wrapper(name, node)
+        if is_transfer(target):
+            return self._transfer(node)
         schema = schema_of(target)
         arguments = self._read(node, schema)
         kind = schema.kind
@@ -236,6 +239,30 @@ class Numbered:
         state = self.table.number("generator state", number)
         self.run.saved_draws[state] = (number, (target, arguments))
         return self._tuple((state, number))
+
+    def _transfer(self, node: fx.Node) -> int:
+        """A copy to another tier or back. What comes back is the value that left, if the ends fit together."""
+        what, numbers = node.target._schema.name.removeprefix("memgraph::"), self.numbers
+        step = {"offload_start": 0, "offload_finish": 1, "reload_start": 2, "reload_finish": 3}[what]
+        if what == "offload_start":
+            value = self.table.after(numbers[node.args[0]], self.run.writes)
+            stage = self.table.number("copy", node.args[1], value)
+            self.table.copies[stage] = (step, stage, value)
+            return stage
+        begun, copy, value = self.table.copies.get(numbers[node.args[0]], (-1, None, None))
+        fits = begun == step - 1
+        if what == "offload_finish":
+            fits &= value == numbers[node.args[1]]
+        elif what == "reload_finish":
+            fits &= copy == self.table.copies.get(numbers[node.args[1]], (-1, None, None))[1]
+            fits &= tuple(node.args[2:]) == tuple(node.args[0].args[1:])
+        if not fits:
+            return self.table.number("misfit", what, freeze(node.args, numbers))
+        if what == "reload_finish":
+            return value
+        number = self.table.number("copy", step, copy)
+        self.table.copies[number] = (step, copy, value)
+        return number
 
 
 def _side(node: fx.Node, *, mutable: bool) -> str | None:

@@ -17,6 +17,7 @@ from pydantic import (
     PlainValidator,
     StrictBool,
     ValidationError,
+    model_validator,
 )
 
 from memgraph import compat
@@ -24,8 +25,8 @@ from memgraph.errors import OptionsError
 from memgraph.sizes import ALLOWED as SIZES
 from memgraph.sizes import parse_size
 
-ACTIONS = ("save", "recompute")
-UNBUILT_LEVERS = ("offload", "tile")
+ACTIONS = ("save", "recompute", "offload:host", "offload:nvme")
+UNBUILT_LEVERS = ("tile",)
 # What memgraph sets in Inductor's configuration itself.
 OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse"})
 
@@ -51,6 +52,34 @@ def _recompute(value: object) -> object:
     if isinstance(value, Mapping):
         return value
     raise ValueError('allowed: True, False, or a dict such as {"copies": True}')
+
+
+def _offload(value: object) -> object:
+    if value is None or isinstance(value, bool):
+        return {"host": True} if value else None
+    if isinstance(value, Mapping):
+        return value
+    raise ValueError('allowed: True, False, or a dict such as {"host": "64GiB", "nvme": "/scratch"}')
+
+
+def _host(value: object) -> int | bool:
+    if isinstance(value, bool):
+        return value
+    if value is None:
+        return False
+    return parse_size(value)
+
+
+def _nvme(value: object) -> object:
+    if isinstance(value, str) and value:
+        return {"path": value}
+    if value is None or isinstance(value, Mapping):
+        return value
+    raise ValueError('allowed: None, a folder, or a dict such as {"path": "/scratch", "limit": "500GiB"}')
+
+
+def _limit(value: object) -> int | None:
+    return None if value is None else parse_size(value)
 
 
 def _unbuilt(lever: str) -> BeforeValidator:
@@ -118,6 +147,36 @@ class RecomputeOptions(BaseModel):
     """Recompute a value once for each region that reads it, where one shared copy would stay live longer."""
 
 
+class ScratchOptions(BaseModel):
+    """Where offloaded values lie on a disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, Field(min_length=1, strict=True)]
+    """A folder; the scratch file in it has no name."""
+
+    limit: Annotated[int | None, PlainValidator(_limit)] = None
+    """The most bytes that the scratch file may take; None for what the disk has."""
+
+
+class OffloadOptions(BaseModel):
+    """Where values may be copied to in the forward, to be copied back in the backward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: Annotated[int | bool, PlainValidator(_host)] = False
+    """Host memory: at most so many bytes, True for what the machine has free, False (or None) for none."""
+
+    nvme: Annotated[ScratchOptions | None, BeforeValidator(_nvme)] = None
+    """A scratch file: a folder, or a dict of its path and a limit in bytes; None for none."""
+
+    min_bytes: Annotated[int, PlainValidator(_reserve)] = 1 << 20
+    """Smaller values stay on the device unless a rule says otherwise."""
+
+    verify: StrictBool = False
+    """Keep a checksum of every offloaded value and compare it when the value comes back."""
+
+
 class Options(BaseModel):
     """The options of one compilation: frozen, hashable, independent of the caller's dict.
 
@@ -136,8 +195,8 @@ class Options(BaseModel):
     recompute: Annotated[RecomputeOptions | None, BeforeValidator(_recompute)] = RecomputeOptions()
     """The lever that drops values and computes them again; None (given as False) where it may not be used."""
 
-    offload: Annotated[Literal[False], _unbuilt("offload")] = False
-    """The lever that copies values to host memory or NVMe: not built yet."""
+    offload: Annotated[OffloadOptions | None, BeforeValidator(_offload)] = None
+    """The lever that copies values to host memory or NVMe and back; None (given as False) where it may not be used."""
 
     tile: Annotated[Literal[False], _unbuilt("tile")] = False
     """The lever that runs a region one sequence shard at a time: not built yet."""
@@ -163,6 +222,19 @@ class Options(BaseModel):
 
     cache: StrictBool = True
     """Keep plans, and use those kept before."""
+
+    @model_validator(mode="after")
+    def _tiers_of_rules(self) -> Options:
+        tiers = {"host": bool(self.offload and self.offload.host), "nvme": bool(self.offload and self.offload.nvme)}
+        given = {"host": '{"host": True}', "nvme": '{"nvme": "/scratch"}'}
+        for pattern, action in self.rules:
+            tier = action.partition(":")[2]
+            if tier and not tiers[tier]:
+                raise ValueError(
+                    f"option 'rules': the action {action!r} of {pattern!r} has nowhere to go; "
+                    f"allowed with option 'offload' such as {given[tier]}"
+                )
+        return self
 
     @property
     def inductor(self) -> dict[str, Any]:
@@ -190,13 +262,16 @@ def parse_options(options: Mapping[str, Any] | None) -> Options:
 
 def _explain(problem: Mapping[str, Any]) -> str:
     path = problem["loc"]
+    if not path:  # options that do not go together
+        return str(problem["ctx"]["error"])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
-        known = _known_keys(RecomputeOptions if path[0] == "recompute" and len(path) > 1 else Options)
+        known = _known_keys(_NESTED.get(path[:-1], Options))
         name = ".".join(map(str, path))
         value = "" if problem["type"] == "invalid_key" else f" (value {reprlib.repr(problem['input'])})"
         return f"option {name!r}{value} is not known{_nearest(path[-1], known)}; allowed: {_listed(known)}"
     # A union adds the name of the member to the path; the option is all that a user knows.
-    name = ".".join(map(str, path[:2] if path[0] == "recompute" else path[:1]))
+    depth = next((n for n in range(len(path), 1, -1) if path[-1] in _keys_at(path[: n - 1])), 1)
+    name = ".".join(map(str, path[:depth]))
     if problem["type"] == "value_error":
         why = str(problem["ctx"]["error"])
     else:
@@ -207,7 +282,19 @@ def _explain(problem: Mapping[str, Any]) -> str:
 _ALLOWED = {
     "mode": 'None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"',
     "progress": '"auto", True, False',
+    "offload.nvme.path": "a folder (str)",
 }
+
+
+_NESTED: dict[tuple[Any, ...], type[BaseModel]] = {
+    ("recompute",): RecomputeOptions,
+    ("offload",): OffloadOptions,
+    ("offload", "nvme"): ScratchOptions,
+}
+
+
+def _keys_at(path: tuple[Any, ...]) -> list[str]:
+    return _known_keys(_NESTED[path]) if path in _NESTED else []
 
 
 def _known_keys(model: type[BaseModel]) -> list[str]:

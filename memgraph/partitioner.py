@@ -19,7 +19,8 @@ from memgraph import compat
 from memgraph.hardware import Hardware
 from memgraph.lowered import saved_by_name
 from memgraph.options import Options
-from memgraph.planning import Bound, Planned, plan_partition
+from memgraph.planner.offload import Tiers
+from memgraph.planning import NO_TIERS, Bound, Planned, plan_partition
 from memgraph.progress import Progress
 
 
@@ -44,8 +45,16 @@ def _world_size() -> int:
 class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
     """Plans each joint graph that Inductor hands over; `planned` keeps what it did, the outermost graph last."""
 
-    def __init__(self, options: Options, hardware: Hardware, bound: Bound, progress: Progress, name: str) -> None:
-        self.options, self.hardware, self.bound = options, hardware, bound
+    def __init__(
+        self,
+        options: Options,
+        hardware: Hardware,
+        bound: Bound,
+        progress: Progress,
+        name: str,
+        tiers: Tiers = NO_TIERS,
+    ) -> None:
+        self.options, self.hardware, self.bound, self.tiers = options, hardware, bound, tiers
         self.progress, self.name = progress, name
         self.planned: list[Planned] = []
         self.links: list[dict[int, int]] = []  # backward input -> forward output, by position
@@ -53,7 +62,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         with self.progress.stage("planning", graph=self.name):
             forward, backward, planned = plan_partition(
-                gm, joint_inputs, self.options, self.hardware, self.bound, **kwargs
+                gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, **kwargs
             )
         self.planned.append(planned)
         self.links.append(saved_by_name(forward, backward))
@@ -65,6 +74,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
             self.options.key(),
             self.hardware.to_json(),
             json.dumps(dataclasses.asdict(self.bound), sort_keys=True),
+            json.dumps(dataclasses.asdict(self.tiers), sort_keys=True),
             str(_world_size()),
             source_fingerprint(),
             torch.__version__,

@@ -18,16 +18,20 @@ from memgraph.facts.operators import draws, short_name, twice_is_wrong
 from memgraph.facts.regions import module_path
 from memgraph.hardware import Hardware
 from memgraph.options import Options
+from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.planner.candidate import Candidate
-from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline
+from memgraph.planner.offload import Tiers
+from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
 from memgraph.planner.solve import Planner, carried
+from memgraph.tiers import settings
 from memgraph.verify import snapshot, verify_partition
 
 # A planned backward came out up to 2 % larger than its sweep, after docs/decisions/0004; planning for less at once is
 # cheaper than compiling twice.
 SPARE = 0.02
+NO_TIERS = Tiers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,13 @@ class Planned:
 
 
 def plan_partition(
-    joint: fx.GraphModule, joint_inputs: Any, options: Options, hardware: Hardware, bound: Bound, **stock_args: Any
+    joint: fx.GraphModule,
+    joint_inputs: Any,
+    options: Options,
+    hardware: Hardware,
+    bound: Bound,
+    tiers: Tiers = NO_TIERS,
+    **stock_args: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule, Planned]:
     """Split a joint graph under a bound; returns (forward, backward, what was planned).
 
@@ -96,18 +106,20 @@ def plan_partition(
         granularity=512 if hardware.device == "cuda" else 1,
         retained=options.retain_graph,
     )
-    facts = price_fusion(facts, hardware)
+    facts = _send_away(price_fusion(facts, hardware), options.rules)
     planner = Planner(
         facts,
         copies=options.recompute is None or options.recompute.copies,
         recompute=options.recompute is not None,
+        offload=tiers,
     )
     wanted = bound.above_baseline(planner.stock.peak)
     chosen = None
     if not bound.last:
         limit = None if wanted is None else wanted - bound.margin
-        if limit is None or planner.stock.peak <= limit:
-            chosen = planner.stock
+        unplanned = planner.unplanned()
+        if limit is None or unplanned.peak <= limit:
+            chosen = unplanned
         else:
             chosen = planner.best(int(limit * (1 - SPARE))) or planner.best(limit)
     chosen = chosen or planner.smallest()
@@ -125,9 +137,14 @@ def plan_partition(
         backward = recompute(backward, plan)
         if check:
             check(forward, backward, pass_name="recompute")
+        if plan.transfers:
+            told = settings(options, tiers)
+            forward, backward = offload(forward, backward, plan, num_fwd_outputs=num_fwd_outputs, settings=told)
+            if check:
+                check(forward, backward, pass_name="offload")
     elif before is not None:
         verify_partition(before, forward, backward, num_fwd_outputs=num_fwd_outputs, pass_name="Inductor's partition")
-    refusals = tuple(_refusals(facts, plan, options))
+    refusals = (*_refusals(facts, plan, options), *_offload_refusals(planner, chosen, tiers))
     return forward, backward, Planned(plan, facts, chosen, planner.stock, wanted, refusals, num_fwd_outputs)
 
 
@@ -142,16 +159,35 @@ def _apply_rules(joint: fx.GraphModule, rules: tuple[tuple[str, str], ...]) -> d
         path = module_path(node.meta.get("nn_module_stack"))
         if node.op != "call_function" or not path or "recompute" in node.meta or twice_is_wrong(node):
             continue
-        for pattern, action in rules:
-            parts = path.split(".")
-            prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
-            instance = next((prefix for prefix in prefixes if fnmatch.fnmatchcase(prefix, pattern)), None)
-            if instance is not None:
-                node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
-                node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
-                pins[node.name] = (action, f"rule {pattern!r}")
-                break
+        found = _rule_of(path, rules)
+        if found is None or found[1].startswith("offload:"):  # those are about what is saved: _send_away
+            continue
+        pattern, action, instance = found
+        node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
+        node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
+        pins[node.name] = (action, f"rule {pattern!r}")
     return pins
+
+
+def _rule_of(path: str, rules: tuple[tuple[str, str], ...]) -> tuple[str, str, str] | None:
+    """The first rule that a module path, or one of its parents, matches: pattern, action, what matched."""
+    parts = path.split(".")
+    for pattern, action in rules:
+        prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
+        instance = next((prefix for prefix in prefixes if fnmatch.fnmatchcase(prefix, pattern)), None)
+        if instance is not None:
+            return pattern, action, instance
+    return None
+
+
+def _send_away(facts: JointFacts, rules: tuple[tuple[str, str], ...]) -> JointFacts:
+    """Pin what Inductor would save of the modules that offload rules name; of a view, the value that owns its bytes."""
+    values = list(facts.values)
+    for i in sorted({facts.values[i].storage for i in facts.stock_saved}):
+        rule = _rule_of(values[i].module, rules)
+        if rule is not None and rule[1].startswith("offload:") and values[i].pin is None and values[i].savable:
+            values[i] = dataclasses.replace(values[i], pin=(rule[1], f"rule {rule[0]!r}"))
+    return dataclasses.replace(facts, values=tuple(values))
 
 
 def _protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
@@ -187,11 +223,26 @@ def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate) -> Plan:
         decisions=tuple(_decisions(facts, chosen, stock)),
         peak=chosen.peak,
         seconds=chosen.seconds,
+        transfers=tuple(_transfers(facts, chosen)),
     )
+
+
+def _transfers(facts: JointFacts, chosen: Candidate):
+    values, schedule = facts.values, chosen.schedule
+
+    def step(n: int) -> tuple[str, int]:
+        i, copy = schedule.backward_steps[n]
+        return values[i].name, copy
+
+    for move in chosen.moves:
+        value = values[move.value]
+        finish = values[schedule.forward.values[move.finish]].name
+        yield Transfer(value.name, value.bytes, move.tier, finish, step(move.load), step(move.use))
 
 
 def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
     saved, ours = set(chosen.schedule.saved), set(facts.backward)
+    moves = {move.value: move for move in chosen.moves}
     stock_again = stock.schedule.recomputed
     times: dict[int, int] = {}
     for i, _ in chosen.schedule.backward_steps:
@@ -200,10 +251,13 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
         held = facts.values[value.storage]
         if i in ours or held.kind == "primal" or value.kind == "primal" or held.bytes == 0:
             continue
-        if i in saved:
+        if i in moves:
+            why = value.pin[1] if value.pin else "its copies cost less than its bytes or its recomputation"
+            yield Decision(value.name, held.bytes, "offload", value.module, value.source, 0.0, why, moves[i].tier)
+        elif i in saved:
             why = (
                 value.pin[1]
-                if value.pin and value.pin[0] == "save"
+                if value.pin and value.pin[0] != "recompute"
                 else (value.fixed if value.fixed else "the backward reads it and it fits")
             )
             yield Decision(value.name, held.bytes, "save", value.module, value.source, 0.0, why)
@@ -228,7 +282,22 @@ def _refusals(facts: JointFacts, plan: Plan, options: Options):
             yield Refusal(f"recompute {value.name} ({value.pin[1]})", f"it {reason}" if value.fixed else reason)
     for pattern, action in options.rules:
         if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
-            yield Refusal(f"rule {pattern!r}: {action!r}", "no module path of this graph matches the pattern")
+            reason = "no module path of this graph matches the pattern"
+            if action.startswith("offload:"):
+                reason = "no value that is saved comes from a module that matches the pattern"
+            yield Refusal(f"rule {pattern!r}: {action!r}", reason)
+
+
+def _offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
+    if planner.offloader is None:
+        return
+    for tier in tiers.tiers:
+        if tier.only_rules:
+            reason = "the CPU's own memory is where the values are already: only rules send values there, to no gain"
+            yield Refusal(f"offload to {tier.name}", reason)
+    for i, reason in planner.offloader.refused(chosen):
+        value = planner.facts.values[i]
+        yield Refusal(f"offload {value.name} ({value.pin[1]})", reason)
 
 
 def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:

@@ -15,10 +15,11 @@ from memgraph import compat
 class Storage:
     """Bytes that stand until the last tensor that lies in them goes."""
 
-    __slots__ = ("name", "bytes", "_log")
+    __slots__ = ("name", "bytes", "_log", "holds")
 
     def __init__(self, name: str, nbytes: int, log: Callable[[str, int], None] | None):
         self.name, self.bytes, self._log = name, nbytes, log
+        self.holds: Storage | None = None  # what stands for as long as this one does, unless it is taken over
 
     def __del__(self) -> None:
         if self._log is not None:

@@ -37,6 +37,11 @@ def describe(node: fx.Node) -> str:
     return line if len(line) <= 160 else line[:157] + "..."
 
 
+def is_transfer(target: Any) -> bool:
+    """Whether an op copies a value to another tier or back, or waits for that."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "memgraph"
+
+
 @dataclass(frozen=True)
 class Schema:
     """What an op's schema says: its kind, and which arguments (position, name) it views or writes to."""
@@ -105,6 +110,7 @@ class Table:
         self.overwritten: dict[int, tuple[int, int]] = {}  # a value after a write -> (before it, the write)
         self.body_kinds: dict[int, str] = {}
         self.inputs: dict[int, str] = {}
+        self.copies: dict[int, tuple[int, int, int]] = {}  # a copy under way -> (how far, its start, its value)
 
     def number(self, *key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

@@ -21,6 +21,7 @@ from memgraph.graph_checks import (
     bodies,
     compare_draws,
     compare_effects,
+    handles,
     metadata,
     show,
     signature,
@@ -118,6 +119,7 @@ def verify_partition(
     breaches += compare_effects(joint_run.effects, run.effects[:fwd_effects], "forward", run.effects[fwd_effects:])
     breaches += metadata("forward", fwd, known) + metadata("backward", bwd, known)
     breaches += bodies("forward", forward) + bodies("backward", backward)
+    breaches += handles("forward", fwd) + handles("backward", bwd)
     _raise(pass_name, breaches)
 
 

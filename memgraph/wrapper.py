@@ -280,15 +280,29 @@ class Interpreter:
 
     def _operator(self, path: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The outputs of an operator: allocated, unless they lie in the storage of an input."""
+        namespace, name, *_ = path.removeprefix("torch.ops.").split(".")
         if "out" in kwargs:
             outputs = kwargs["out"]
+        elif namespace == "memgraph":
+            return self._transfer(name, args)
         else:
             outputs = operator_outputs(resolve(path), args, kwargs, self.storage)
-        namespace, name, *_ = path.removeprefix("torch.ops.").split(".")
         if self._device == "cpu" and namespace in ("aten", "extern_kernels"):
             self._target = f"{name} scratch"
             self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line
         return outputs
+
+    def _transfer(self, name: str, args: list[Any]) -> Tensor:
+        """A copy to another tier or back. Its ticket lies in memory of the runtime's own; what returns is allocated
+        when its copy starts, and belongs to the ticket until the copy is finished."""
+        if name == "reload_finish":
+            destination = args[0].storage.holds
+            return Tensor(destination, tuple(args[2]), tuple(args[3]), args[4], str(args[5]))
+        ticket = Storage(f"{self._prefix}.{self._target}", 8, None)
+        if name == "reload_start":
+            _, size, stride, dtype, device, _ = args
+            ticket.holds = self._empty(size, stride, dtype, str(device)).storage
+        return Tensor(ticket, (1,), (1,), torch.int64)
 
 
 def _unknown(node: ast.AST | None, kind: str) -> ValueError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from memgraph import compat
-from memgraph.planner.plan import Plan
+from memgraph.planner.plan import Plan, node_name
 
 
 def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
@@ -35,7 +35,7 @@ def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
             node.target,
             fx.map_arg(node.args, source),
             fx.map_arg(node.kwargs, source),
-            name=step.name if step.copy == 0 else f"{step.name}_copy{step.copy}",
+            name=node_name(step.name, step.copy),
             type_expr=node.type,
         )
         made.meta = dict(node.meta)

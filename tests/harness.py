@@ -11,13 +11,15 @@ from torch._dynamo.backends.common import aot_autograd
 from memgraph import compat
 from memgraph.hardware import built_in
 from memgraph.options import parse_options
-from memgraph.planning import Bound, Planned, plan_partition
+from memgraph.planner.offload import Tiers
+from memgraph.planning import NO_TIERS, Bound, Planned, plan_partition
 
 
 class Eager:
     """A Dynamo backend that plans like memgraph and runs both graphs as they are.  planned: what it did."""
 
-    def __init__(self, fraction: float | None = None, last: bool = False, **options) -> None:
+    def __init__(self, fraction: float | None = None, last: bool = False, tiers: Tiers = NO_TIERS, **options) -> None:
+        self.tiers = tiers
         self.bound = Bound(fraction=fraction, last=last)
         self.options = parse_options(options)
         self.planned: list[Planned] = []
@@ -35,7 +37,7 @@ class Eager:
 
     def partition(self, joint, joint_inputs, **arguments):
         forward, backward, planned = plan_partition(
-            joint, joint_inputs, self.options, built_in("cpu"), self.bound, **arguments
+            joint, joint_inputs, self.options, built_in("cpu"), self.bound, self.tiers, **arguments
         )
         self.planned.append(planned)
         return forward, backward

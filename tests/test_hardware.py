@@ -5,8 +5,9 @@ import stat
 import pytest
 import torch
 
-from memgraph import hardware
+from memgraph import disk, hardware
 from memgraph.cache import cache_folder
+from memgraph.errors import OffloadError
 from memgraph.hardware import Hardware
 
 
@@ -119,3 +120,41 @@ def test_calibrate_gives_figures_that_can_be():
     assert 1e8 < measured.rate(torch.float32) < 1e14
     assert 1e8 < measured.memory_bandwidth < 1e13
     assert 1e-8 < measured.kernel_overhead < 1e-2
+
+
+def test_figures_kept_before_links_were_measured_are_still_read():
+    fields = json.loads(hardware.built_in("cpu").to_json())
+    del fields["link_out"], fields["link_in"]
+    assert Hardware.from_json(json.dumps(fields)).link_out > 0
+    with pytest.raises(ValueError, match="not the figures of a device"):
+        Hardware.from_json(json.dumps(fields | {"link_out": 0}))
+
+
+def test_links_are_measured_by_the_runtimes_own_copies():
+    source, target = torch.rand(1 << 18), torch.zeros(1 << 18)
+    rates = hardware._link(source, target, torch.device("cpu"))
+    assert all(1e7 < rate < 1e13 for rate in rates)
+    assert torch.equal(source, target)
+
+
+def test_disk_figures_round_trip_and_are_kept_by_disk(tmp_path, folder):
+    assert disk.load(tmp_path) == disk.BUILT_IN and not disk.BUILT_IN.measured
+    figures = disk.Disk(write=2e9, read=3e9, direct=False)
+    file = disk.save(tmp_path, figures)
+    (tmp_path / "below").mkdir()
+    assert disk.load(tmp_path) == disk.load(tmp_path / "below") == figures
+    file.write_text("{")
+    assert disk.load(tmp_path) == disk.BUILT_IN
+    assert disk.load(tmp_path / "missing") == disk.BUILT_IN
+    for text in ("[]", "{}", '{"write": 0, "read": 1}'):
+        with pytest.raises(ValueError, match="not the figures of a disk"):
+            disk.Disk.from_json(text)
+
+
+@pytest.mark.slow
+def test_disk_is_measured_through_the_runtime_and_leaves_nothing(tmp_path):
+    measured = disk.calibrate(tmp_path)
+    assert measured.measured and 1e6 < measured.write < 1e12 and 1e6 < measured.read < 1e12
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OffloadError, match="No such file"):
+        disk.calibrate(tmp_path / "missing")

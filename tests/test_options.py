@@ -19,7 +19,7 @@ def test_defaults():
     assert options == parse_options({})
     assert options.budget == "auto" and options.reserve == 0 and options.mode is None
     assert options.recompute.copies and options.verify and options.cache
-    assert options.offload is False and options.tile is False
+    assert options.offload is None and options.tile is False
     assert options.rules == () and options.inductor == {}
 
 
@@ -50,12 +50,22 @@ def test_recompute_forms():
     assert parse_options({"recompute": {"copies": False}}).recompute.copies is False
 
 
-@pytest.mark.parametrize("lever", ["offload", "tile"])
-def test_levers_that_are_not_built_are_refused(lever):
-    assert getattr(parse_options({lever: None}), lever) is False
-    for value in (True, {}, {"host": "1GiB"}, 0, ""):
-        assert f"{lever} is not built yet" in refusal({lever: value})
-    assert "not built yet" in refusal({"rules": {"lm_head": f"{lever}:16"}})
+def test_a_lever_that_is_not_built_is_refused():
+    assert parse_options({"tile": None}).tile is False
+    for value in (True, {}, {"mlp": 8}, 0, ""):
+        assert "tile is not built yet" in refusal({"tile": value})
+    assert "not built yet" in refusal({"rules": {"lm_head": "tile:16"}})
+
+
+def test_offload():
+    assert parse_options({"offload": None}).offload is parse_options({"offload": False}).offload is None
+    assert parse_options({"offload": True}).offload.host is True
+    given = parse_options({"offload": {"host": "64GiB", "nvme": "/scratch", "min_bytes": 0}}).offload
+    assert (given.host, given.nvme.path, given.nvme.limit, given.min_bytes) == (64 << 30, "/scratch", None, 0)
+    given = parse_options({"offload": {"nvme": {"path": "/scratch", "limit": "1GiB"}}}).offload
+    assert (given.host, given.nvme.limit) == (False, 1 << 30)
+    rules = {"*.mlp": "offload:nvme"}
+    assert parse_options({"offload": {"nvme": "/scratch"}, "rules": rules}).rules == (("*.mlp", "offload:nvme"),)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,15 @@ def test_levers_that_are_not_built_are_refused(lever):
         ({"recompute": None}, ["'recompute'", "None", "True, False"]),
         ({"inductor": {"max_autotun": 1}}, ["'inductor'", "'max_autotun'", "did you mean 'max_autotune'"]),
         ({"inductor": {"custom_partitioner_fn": None}}, ["set by memgraph itself"]),
+        ({"offload": 3}, ["'offload'", "3", "True, False"]),
+        ({"offload": {"hots": 1}}, ["'offload.hots'", "1", "did you mean 'host'"]),
+        ({"offload": {"host": "4Gig"}}, ["'offload.host'", "'4Gig' is not a size"]),
+        ({"offload": {"nvme": {"pat": "/x"}}}, ["'offload.nvme.pat'", "'/x'", "did you mean 'path'"]),
+        ({"offload": {"nvme": {"path": 3}}}, ["'offload.nvme.path'", "3", "a folder"]),
+        ({"offload": {"nvme": {"path": "/x", "limit": -1}}}, ["'offload.nvme.limit'", "-1"]),
+        ({"offload": {"verify": 1}}, ["'offload.verify'", "True, False"]),
+        ({"offload": True, "rules": {"a": "offload:nvme"}}, ["'rules'", "nowhere to go", '{"nvme": "/scratch"}']),
+        ({"rules": {"a": "offload:host"}}, ["'rules'", "nowhere to go", '{"host": True}']),
         ({"inductor": {"allow_buffer_reuse": True}}, ["set by memgraph itself"]),
         ({"inductor": {"max_autotune": print}}, ["'max_autotune'", "print"]),
         ({"inductor": {"cpp.cxx": [float("inf")]}}, ["'cpp.cxx'", "inf"]),

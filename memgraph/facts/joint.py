@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from memgraph.facts import regions
-from memgraph.facts.costs import seconds, storage_span
+from memgraph.facts.costs import logical_bytes, seconds, storage_span
 from memgraph.facts.operators import family, short_name, twice_is_wrong
 from memgraph.hardware import Hardware
 
@@ -34,6 +34,7 @@ class Value:
 
     storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
     fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
+    movable: whether its bytes may be copied to another tier and back: it owns them, they lie on the device, densely.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Value:
     pin: tuple[str, str] | None = None
     hold: float = 0.0
     heavy: bool = False
+    movable: bool = False
     module: str = ""
     source: str = ""
 
@@ -139,6 +141,7 @@ def read_joint(
                 fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
                 pin=_pin(node, pins or {}),
                 heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
+                movable=owns and kind != "primal" and _movable(val, hardware.device),
                 module=path,
                 source=_source(node),
             )
@@ -223,6 +226,11 @@ def _kind(node: fx.Node, val: object, tangent: bool) -> Kind:
     return "extern" if kind in ("getitem", "symbol") else kind
 
 
+def _movable(value: torch.Tensor, device: str) -> bool:
+    dense = value.layout is torch.strided and storage_span(value) == logical_bytes(value)
+    return value.device.type == device and dense
+
+
 def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
     """What the planner may not change, and who says so. The partitioner turns a region's inputs into MUST_SAVE."""
     tag = getattr(node.meta.get("recompute"), "name", "")
@@ -230,7 +238,9 @@ def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] 
         return pins.get(node.name, ("recompute", "the user's checkpoint policy"))
     if tag == "MUST_SAVE":
         action, origin = pins.get(node.name, ("save", "the user's checkpoint policy"))
-        return ("save", origin if action == "save" else f"enters a region of {origin}")
+        if action == "recompute":
+            return ("save", f"enters a region of {origin}")
+        return (action, origin)
     return None
 
 

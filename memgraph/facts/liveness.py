@@ -9,7 +9,7 @@ its size that dies at the same kernel. Measured against Inductor's own wrapper i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memgraph.facts.joint import Value
 
@@ -26,6 +26,8 @@ class Program:
 
     values: the value that each slot holds.  reads: the slots that each slot's step reads (empty for inputs).
     outputs: slots that live on.  owned: input slots whose storage is freed after its last use; others are the caller's.
+    until: (slot, step): the slot's storage stands until that step is done at the least (a copy to another tier).
+    loads: steps that read nothing here and bring a value back from another tier.
     """
 
     values: tuple[int, ...]
@@ -33,6 +35,8 @@ class Program:
     inputs: int
     outputs: frozenset[int]
     owned: frozenset[int]
+    until: tuple[tuple[int, int], ...] = ()
+    loads: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +82,14 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
                 continue  # the recompute pass takes the tuple apart right where it is made
         for read in touched[slot]:  # slots only grow: the last to touch a storage is the one that frees it
             last[read] = slot
+    copied = {}
+    for slot, step in program.until:
+        if step >= last.get(storage_of[slot], -1):
+            copied[storage_of[slot]] = last[storage_of[slot]] = step
     kept = {storage_of[slot] for slot in program.outputs}
     callers = {storage_of[slot] for slot in range(program.inputs) if slot not in program.owned}
     deaths = {s: at for s, at in last.items() if s in births and s not in kept and s not in callers}
-    usage, in_place = _usage(values, program, births, deaths, size, fused)
+    usage, in_place = _usage(values, program, births, deaths, size, fused, copied)
     return Sweep(tuple(storage_of), size, births, deaths, usage, in_place)
 
 
@@ -129,7 +137,7 @@ def _kernels(
     touched: list[frozenset[int]] = [NOTHING] * count
     through: list[frozenset[int]] = [NOTHING] * count
     for slot in range(count):
-        if slot < program.inputs:
+        if slot < program.inputs or slot in program.loads:
             through[slot] = frozenset((storage_of[slot],))
             continue
         sources = program.reads[slot]
@@ -157,7 +165,7 @@ def _wanted(kinds: list[str], program: Program) -> tuple[list[int], list[bool]]:
     """How many steps read each slot, and whether something that fuses with nothing does, through views as well."""
     readers = [0] * len(kinds)
     wanted = [False] * len(kinds)
-    for slot in program.outputs:
+    for slot in (*program.outputs, *(slot for slot, _ in program.until)):
         wanted[slot] = True
     for slot in range(len(kinds) - 1, program.inputs - 1, -1):
         kind = kinds[slot]
@@ -176,6 +184,7 @@ def _usage(
     deaths: dict[int, int],
     size: dict[int, int],
     fused: bool,
+    copied: Mapping[int, int],
 ) -> tuple[tuple[int, ...], dict[int, int]]:
     dying: dict[int, list[int]] = {}
     for storage, at in deaths.items():
@@ -190,7 +199,7 @@ def _usage(
         freed = dying.get(slot, ())
         if slot in born and slot >= program.inputs:
             if fused and values[value].kind in ("pointwise", "reduction"):
-                taken = next((s for s in freed if s != slot and size[s] == size[slot]), None)
+                taken = next((s for s in freed if s != slot and size[s] == size[slot] and s not in copied), None)
                 if taken is not None:
                     in_place[slot] = taken
             total += born[slot]

@@ -6,6 +6,7 @@ import dataclasses
 
 from memgraph.facts.liveness import Sweep
 from memgraph.planner.schedule import Schedule
+from memgraph.planner.transfers import Move
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Candidate:
     """peak: bytes above the baseline.  seconds: of recomputation beyond Inductor's own choice.
 
     stock: this is Inductor's own choice, and its own split of the graph may stand as it is.
+    moves: values that leave the device meanwhile.  stall: seconds that the step waits for them (`seconds` holds it).
     """
 
     schedule: Schedule
@@ -21,6 +23,8 @@ class Candidate:
     peak: int
     seconds: float
     stock: bool = False
+    moves: tuple[Move, ...] = ()
+    stall: float = 0.0
 
 
 def fastest(candidate: Candidate) -> tuple[float, int]:

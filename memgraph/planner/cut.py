@@ -50,7 +50,7 @@ class SavedSetCut:
             value = values[v]
             pin = value.pin[0] if value.pin else ""
             holds = value.savable and value.kind != "view"
-            again = not value.fixed and pin != "save"
+            again = not value.fixed and pin in ("", "recompute")
             size = 0 if value.storage in free else value.bytes
             if not holds:
                 size = -1  # cannot be held: a view, a tuple, a symbol

@@ -10,17 +10,18 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-Action = Literal["save", "recompute"]
+Action = Literal["save", "recompute", "offload"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """What happens to one forward value that the backward needs.
 
-    name: the value's name in the joint graph.  bytes: its storage.  action: save or recompute.
+    name: the value's name in the joint graph.  bytes: its storage.  action: save, recompute or offload.
     module: dotted module path, "" where the graph has none.  source: "file:line" of the user's code, or "".
     seconds: predicted time of computing the value once more (0 for a saved one).
     why: one phrase: what made the planner, a rule or a tag choose this.
+    tier: where an offloaded value lies: "host" or "nvme"; "" for the others.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Decision:
     source: str = ""
     seconds: float = 0.0
     why: str = ""
+    tier: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +97,28 @@ class Step:
     reads: tuple[int, ...]
 
 
+def node_name(operator: str, copy: int) -> str:
+    """What the node of a step is called in the rewritten backward."""
+    return operator if copy == 0 else f"{operator}_copy{copy}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """One value that leaves the device in the forward and is back in the backward.
+
+    name: in the joint graph.  bytes: that are copied.  tier: "host" or "nvme".  finish: the operator of the forward
+    after which the copy is done.  load: (operator, copy) of the backward before which the copy back starts.
+    use: the one that reads it first.
+    """
+
+    name: str
+    bytes: int
+    tier: str
+    finish: str
+    load: tuple[str, int]
+    use: tuple[str, int]
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """All decisions of one joint graph.
@@ -102,7 +126,8 @@ class Plan:
     saved: names of the values that cross to the backward.  backward: its operators in order, recomputation included.
     stock: Inductor's own split stands as it is (saved and backward then only describe it).
     decisions: one for every forward value that the backward reads and that holds bytes of its own.
-    peak: bytes above the baseline, by the planner's sweep.  seconds: of recomputation beyond Inductor's own.
+    peak: bytes above the baseline, by the planner's sweep.  seconds: of recomputation beyond Inductor's own, and of
+    waiting for copies.  transfers: values that leave the device, in the order of the forward.
     """
 
     saved: tuple[str, ...]
@@ -111,6 +136,11 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     peak: int = 0
     seconds: float = 0.0
+    transfers: tuple[Transfer, ...] = ()
+
+    def bytes_on(self, tier: str) -> int:
+        """Bytes that one step keeps on a tier, before any rounding."""
+        return sum(transfer.bytes for transfer in self.transfers if transfer.tier == tier)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -121,4 +151,7 @@ class Plan:
         data["saved"] = tuple(data["saved"])
         data["backward"] = tuple(Step(s["name"], s["copy"], tuple(s["reads"])) for s in data["backward"])
         data["decisions"] = tuple(Decision(**decision) for decision in data["decisions"])
+        data["transfers"] = tuple(
+            Transfer(**(t | {"load": tuple(t["load"]), "use": tuple(t["use"])})) for t in data["transfers"]
+        )
         return cls(**data)

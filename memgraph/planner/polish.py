@@ -108,4 +108,4 @@ class Polish:
     def _dropped(self, i: int) -> bool:
         """Whether a saved value need not be."""
         value = self.planner.facts.values[i]
-        return value.kind != "primal" and not value.fixed and not (value.pin and value.pin[0] == "save")
+        return value.kind != "primal" and not value.fixed and not (value.pin and value.pin[0] != "recompute")

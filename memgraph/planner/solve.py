@@ -5,6 +5,7 @@
 2. Mixed: where one uniform choice is too large and a slower one fits, the first regions take the slower and the others
    the faster; what is saved early lives longest. Bisection finds how many regions must.
 3. Polished (polish.py): single values are saved again while there is room.
+4. Offloaded (offload.py), where there are tiers: saved values leave the device instead.
 
 Every candidate is scheduled and swept as it stands: the peak is that of the timeline, never the sum of saved bytes.
 The pool of candidates does not depend on the bound, so a lower bound finds no plan that a higher one would have missed.
@@ -22,6 +23,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Sweep, sweep
 from memgraph.planner.candidate import Candidate, fastest, smallest
 from memgraph.planner.cut import SavedSetCut, Uncuttable
+from memgraph.planner.offload import Offloader, Tiers
 from memgraph.planner.polish import Polish
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
 
@@ -46,7 +48,15 @@ class Planner:
     computed anew for each region.  recompute: without it only Inductor's own choice is on offer.
     """
 
-    def __init__(self, facts: JointFacts, *, fused: bool = True, copies: bool = True, recompute: bool = True) -> None:
+    def __init__(
+        self,
+        facts: JointFacts,
+        *,
+        fused: bool = True,
+        copies: bool = True,
+        recompute: bool = True,
+        offload: Tiers | None = None,
+    ) -> None:
         self.facts, self.fused, self.copies, self.recompute = facts, fused, copies, recompute
         base = make_schedule(facts, facts.stock_saved, copies)
         self.stock_seconds = self._seconds(base)
@@ -54,13 +64,25 @@ class Planner:
         self._seen: dict[frozenset[int], Candidate] = {frozenset(base.saved): self.stock}
         self._boundaries: dict[int, frozenset[int]] = {}
         self._uniform: list[tuple[Entry, Candidate]] | None = None
+        self.offloader = Offloader(self, offload) if offload is not None and offload.tiers else None
 
     def best(self, bound: int | None) -> Candidate | None:
         """The fastest candidate whose peak is at most `bound` bytes above the baseline; None where there is none."""
-        if bound is None or self.stock.peak <= bound:
-            return self.stock
-        if not self.recompute:
-            return None
+        stock = self.unplanned()
+        if bound is None or stock.peak <= bound:
+            return stock
+        kept = self._kept(bound) if self.recompute else None
+        if self.offloader is None or (kept is not None and kept.seconds <= 0):
+            return kept
+        moved = self.offloader.best(bound)
+        return min((c for c in (kept, moved) if c is not None), key=fastest, default=None)
+
+    def unplanned(self) -> Candidate:
+        """Inductor's own choice, less what the rules send to another tier."""
+        return self.stock if self.offloader is None else self.offloader.pinned(self.stock)
+
+    def _kept(self, bound: int) -> Candidate | None:
+        """The fastest candidate under the bound by save and recompute alone."""
         uniform = self.uniform()
         fits = [(entry, c) for entry, c in uniform if c.peak <= bound]
         best = min((c for _, c in fits), key=fastest, default=None)
@@ -72,12 +94,17 @@ class Planner:
                 if mixed is not None:
                     best = mixed if best is None else min(best, mixed, key=fastest)
         if best is None:
-            lowest = self.smallest()
+            lowest = self._lowest()
             best = lowest if lowest.peak <= bound else None
         return None if best is None else self._polish(best, bound)
 
     def smallest(self) -> Candidate:
         """The candidate with the lowest peak that this planner can find."""
+        lowest = self._lowest()
+        moved = None if self.offloader is None else self.offloader.smallest()
+        return lowest if moved is None else min(lowest, moved, key=smallest)
+
+    def _lowest(self) -> Candidate:
         pool = [self.stock] + ([c for _, c in self.uniform()] if self.recompute else [])
         lowest = min(pool, key=smallest)
         return self._polish(lowest, None) if self.recompute else lowest

@@ -20,6 +20,7 @@ from memgraph import compat
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.hardware import Hardware
 from memgraph.measure import peak_above_start
+from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.planner.candidate import Candidate
@@ -51,6 +52,9 @@ class Captured:
         verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="partition")
         backward = recompute(backward, plan)
         verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="recompute")
+        if plan.transfers:
+            offload(forward, backward, plan, num_fwd_outputs=count, settings={"host": "{}"})
+            verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="offload")
         return forward, backward
 
     def run(self, forward: fx.GraphModule, backward: fx.GraphModule) -> list[Tensor | None]:
@@ -99,9 +103,27 @@ class _Counting(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        storages = _storages([*self.env.values(), result]) | self.held
-        self.peaks.append(sum(size for where, size in storages.items() if where not in self.callers))
+        own = [value for node, value in self.env.items() if not _is_handle(node)]
+        storages = _storages([*own, *[result] * (not _is_handle(n))]) | self.held
+        coming = [node for node in (*self.env, n) if node.target is RELOAD and n not in node.users]
+        self.peaks.append(
+            sum(size for where, size in storages.items() if where not in self.callers)
+            + sum(_bytes(next(iter(node.users))) for node in coming)
+        )
         return result
+
+
+RELOAD = torch.ops.memgraph.reload_start.default
+
+
+def _is_handle(node: fx.Node) -> bool:
+    """What stands for a copy: its bytes are the runtime's."""
+    copies = str(node.target).startswith("memgraph.") and node.target is not torch.ops.memgraph.reload_finish.default
+    return copies or node.name.endswith("_held")
+
+
+def _bytes(node: fx.Node) -> int:
+    return node.meta["val"].untyped_storage().nbytes()
 
 
 def _storages(values: Any) -> dict[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import torch
 from graphs import capture, same_bits
@@ -14,9 +15,12 @@ from programs import OPS, programs
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.cut import SavedSetCut
+from memgraph.planner.offload import Tiers
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
+from memgraph.planner.transfers import Clock, Move, Tier, place, with_moves
 from memgraph.planning import timeline
+from memgraph.runtime import sanitized
 
 # What a call takes and gives back is in no timeline. Found by measuring: attention works on tiles, dropout
 # as autograd sees it makes a mask of floats first; a Python number becomes a 0-d tensor of 8 bytes and a copy
@@ -64,6 +68,76 @@ def test_any_legal_plan_is_the_unplanned_step(program, plans, decompose, copies)
         if not any(node.target is COPIES for node in captured.joint.graph.nodes):
             assert candidate.peak == captured.held(*graphs)
         assert candidate.peak == timeline(captured.facts, candidate).peak
+
+
+HOST = Tiers((Tier("host", 1e9, 1e9),))
+moves = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4)
+
+
+def moved(facts: JointFacts, base: Candidate, drawn: list[tuple[int, int, int]]) -> Candidate:
+    """The same choice with some of the saved values copied out and back, at any legal time."""
+    planner = Planner(facts, fused=False, offload=HOST)
+    may, clock = planner.offloader.movable(base), Clock(facts, base.schedule)
+    chosen: dict[int, Move] = {}
+    for n, late, early in drawn if may else ():
+        i = may[n % len(may)]
+        first, last = clock.last_read[clock.slot[i]], len(base.schedule.forward.values) - 1
+        use = clock.first_use[i]
+        chosen[i] = Move(i, "host", first + late % (last - first + 1), use - early % (use + 1), use)
+    ordered = tuple(sorted(chosen.values(), key=lambda move: clock.slot[move.value]))
+    return dataclasses.replace(planner.evaluate(with_moves(base.schedule, clock, ordered)), moves=ordered)
+
+
+@settings(SETTINGS, max_examples=40)
+@given(programs(), choices, moves)
+def test_any_legal_copies_are_the_unplanned_step(program, plans, drawn):
+    captured = capture(program)
+    unplanned = captured.run(captured.forward, captured.backward)
+    stock = Planner(captured.facts, fused=False).stock
+    for chosen in plans:
+        candidate = moved(captured.facts, legal(captured.facts, chosen, True), drawn)
+        graphs = captured.realise(candidate, stock)
+        assert same_bits(unplanned, captured.run(*graphs))
+        with sanitized():
+            assert same_bits(unplanned, captured.run(*graphs))
+        if not any(node.target is COPIES for node in captured.joint.graph.nodes):
+            assert candidate.peak == captured.held(*graphs)
+        assert candidate.peak == timeline(captured.facts, candidate).peak
+
+
+@settings(SETTINGS, max_examples=25)
+@given(programs(most=14), st.floats(1e6, 1e12), st.floats(1e6, 1e12), st.sampled_from([0.0, 100.0, math.inf]))
+def test_copies_are_placed_where_they_may_stand(program, out, back, window):
+    facts = capture(program).facts
+    tier = Tier("host", out, back)
+    planner = Planner(facts, offload=Tiers((tier,)))
+    base = planner.stock
+    clock, may = Clock(facts, base.schedule), planner.offloader.movable(base)
+    placed = place(facts, base.schedule, clock, [(i, tier) for i in may], window)
+    assert [move.value for move in placed.moves] == may
+    for move in placed.moves:
+        assert clock.last_read[clock.slot[move.value]] <= move.finish < len(base.schedule.forward.values)
+        assert 0 <= move.load <= move.use == clock.first_use[move.value]
+    total = sum(facts.values[i].bytes * (1 / out + 1 / back) for i in may)
+    assert -1e-12 <= placed.stall <= total * (1 + 1e-9)
+    if window == 0:
+        assert placed.stall >= total * (1 - 1e-9)
+
+
+@settings(SETTINGS, max_examples=25)
+@given(programs(most=14), st.floats(1e6, 1e12))
+def test_any_bound_with_copies(program, rate):
+    facts = capture(program).facts
+    kept, moving = Planner(facts), Planner(facts, offload=Tiers((Tier("host", rate, rate),)))
+    top, low = moving.stock.peak, moving.smallest().peak
+    assert low <= kept.smallest().peak
+    for bound in sorted({top - 1, *(low + (top - low) * n // 5 for n in range(5))}, reverse=True):
+        best, without = moving.best(bound), kept.best(bound)
+        assert best is not None or bound < low
+        if without is not None:
+            assert best.seconds <= without.seconds, "another lever made it slower"
+        if best is not None:
+            assert best.peak <= bound
 
 
 @settings(SETTINGS, max_examples=15)

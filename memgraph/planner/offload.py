@@ -1,0 +1,200 @@
+"""Choose which saved values leave the device, beside what is computed again.
+
+A candidate of the planner (a saved set, scheduled and swept) is a base. Of its saved values those born first leave,
+as few as the bound asks for: they are away the longest, so their copies hide best. Every choice is swept with its
+copies in place, and waits for what its links cannot hide; the fastest of all bases wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from memgraph.planner.candidate import Candidate, fastest, smallest
+from memgraph.planner.transfers import Clock, Tier, place
+
+if TYPE_CHECKING:
+    from memgraph.planner.solve import Planner
+
+# How many bases are tried, and the windows: in largest moved values, all of them and none.
+BASES = 8
+WINDOWS = (math.inf, 8.0, 2.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiers:
+    """Where values may go, fastest first.  min_bytes: smaller values stay, unless a rule sends them."""
+
+    tiers: tuple[Tier, ...] = ()
+    min_bytes: int = 0
+
+    def named(self, name: str) -> Tier | None:
+        return next((tier for tier in self.tiers if tier.name == name), None)
+
+
+class Offloader:
+    """Offload for one planner. It keeps the clocks of the bases, and nothing that depends on a bound."""
+
+    def __init__(self, planner: Planner, tiers: Tiers) -> None:
+        self.planner, self.facts, self.tiers = planner, planner.facts, tiers
+        values, facts = planner.facts.values, planner.facts
+        self._returned = {values[i].storage for i in facts.forward_outputs}
+        self._clocks: dict[int, Clock] = {}
+        self._stock: Candidate | None = None
+
+    def pinned(self, base: Candidate) -> Candidate:
+        """The base with what the rules send away gone, and nothing else."""
+        if any(value.pin and value.pin[0].startswith("offload:") for value in self.facts.values):
+            base = self.plain()
+        chosen = [(i, tier) for i in self.movable(base) if (tier := self._rule(i)) is not None]
+        return self._with(base, chosen, math.inf) if chosen else base
+
+    def best(self, bound: int) -> Candidate | None:
+        """The fastest candidate found whose peak is at most `bound`; None where there is none."""
+        best: Candidate | None = None
+        for base in self._bases():
+            if best is not None and base.seconds >= best.seconds:
+                break
+            found = self._under(base, bound)
+            if found is not None:
+                best = found if best is None else min(best, found, key=fastest)
+        return best
+
+    def smallest(self) -> Candidate | None:
+        """The candidate with the lowest peak found: everything that may leave has left."""
+        found = [
+            self._with(base, self._assign(base, self.movable(base)), self._bytes(base, window))
+            for base in self._bases()
+            for window in (2.0, 0.0)
+        ]
+        return min(found, key=smallest, default=None)
+
+    def _bases(self) -> list[Candidate]:
+        """Candidates of the planner, fastest first; Inductor's own choice with roots in place of saved views."""
+        pool = [self.plain()] + [candidate for _, candidate in self.planner.uniform()] * self.planner.recompute
+        pool = sorted({id(candidate): candidate for candidate in pool}.values(), key=fastest)
+        if len(pool) <= BASES:
+            return pool
+        step = (len(pool) - 1) / (BASES - 1)
+        return [pool[round(n * step)] for n in range(BASES)]
+
+    def plain(self) -> Candidate:
+        """What Inductor saves, but of every saved view the value that owns the bytes: a view cannot leave by itself."""
+        if self._stock is None:
+            values = self.facts.values
+            saved = set()
+            for i in self.planner.stock.schedule.saved:
+                root = values[i].storage
+                moves = values[i].kind == "view" and values[root].movable and values[root].kind != "primal"
+                saved.add(root if moves else i)
+            self._stock = self.planner.candidate(frozenset(saved)) or self.planner.stock
+        return self._stock
+
+    def movable(self, base: Candidate) -> list[int]:
+        """Saved values that may leave, first born first."""
+        values, clock = self.facts.values, self._clock(base)
+        shared = self._shared(base)
+        found = [
+            i
+            for i in base.schedule.saved
+            if values[i].movable
+            and values[i].storage not in self._returned
+            and i not in shared
+            and i in clock.first_use
+            and (values[i].bytes >= max(1, self.tiers.min_bytes) or self._rule(i) is not None)
+        ]
+        return sorted(found, key=clock.slot.__getitem__)
+
+    def _shared(self, base: Candidate) -> set[int]:
+        """Saved values of which a view is saved as well: their bytes would stay."""
+        values, saved = self.facts.values, base.schedule.saved
+        return {values[i].storage for i in saved if values[i].storage != i}
+
+    def _rule(self, i: int) -> Tier | None:
+        pin = self.facts.values[i].pin
+        return self.tiers.named(pin[0].removeprefix("offload:")) if pin and pin[0].startswith("offload:") else None
+
+    def _free(self, i: int) -> bool:
+        """Whether neither a rule nor a tag keeps the value on the device."""
+        pin = self.facts.values[i].pin
+        return pin is None or self._rule(i) is not None
+
+    def _assign(self, base: Candidate, values: Sequence[int]) -> list[tuple[int, Tier]]:
+        """A tier for each value that one has room for: the fastest for those born last, which have the least time."""
+        facts = self.facts.values
+        room = {tier.name: math.inf if tier.capacity is None else tier.capacity for tier in self.tiers.tiers}
+        chosen: list[tuple[int, Tier]] = []
+        waiting = []
+        for i in self.movable(base):
+            rule = self._rule(i)
+            if rule is not None and facts[i].bytes <= room[rule.name]:
+                room[rule.name] -= facts[i].bytes
+                chosen.append((i, rule))
+            elif rule is None and i in values and self._free(i):
+                waiting.append(i)
+        for i in reversed(waiting):
+            tier = next((t for t in self.tiers.tiers if not t.only_rules and facts[i].bytes <= room[t.name]), None)
+            if tier is not None:
+                room[tier.name] -= facts[i].bytes
+                chosen.append((i, tier))
+        return chosen
+
+    def _under(self, base: Candidate, bound: int) -> Candidate | None:
+        """The base with as few of its first-born values gone as the bound asks for."""
+        movable = self.movable(base)
+        best: Candidate | None = None
+        for window in WINDOWS:
+            low, high = 0, len(movable)
+            while low <= high:
+                middle = (low + high) // 2
+                chosen = self._assign(base, movable[:middle])
+                found = self._with(base, chosen, self._bytes(base, window))
+                if found.peak <= bound:
+                    best = found if best is None else min(best, found, key=fastest)
+                    high = middle - 1
+                else:
+                    low = middle + 1
+            if best is not None and best.stall == 0:
+                break
+        return best
+
+    def _with(self, base: Candidate, chosen: Sequence[tuple[int, Tier]], window: float) -> Candidate:
+        placed = place(self.facts, base.schedule, self._clock(base), chosen, window)
+        found = self.planner.evaluate(placed.schedule)
+        return dataclasses.replace(
+            found, seconds=found.seconds + placed.stall, moves=placed.moves, stall=placed.stall, stock=False
+        )
+
+    def _bytes(self, base: Candidate, window: float) -> float:
+        """A window in bytes from one in largest values."""
+        if window == math.inf or window == 0:
+            return window
+        return window * max((self.facts.values[i].bytes for i in self.movable(base)), default=0)
+
+    def _clock(self, base: Candidate) -> Clock:
+        if id(base) not in self._clocks:
+            self._clocks[id(base)] = Clock(self.facts, base.schedule)
+        return self._clocks[id(base)]
+
+    def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:
+        """Values that a rule sends away and that stay, with the reason."""
+        values = self.facts.values
+        moved = {move.value for move in base.moves}
+        for i in base.schedule.saved:
+            tier = self._rule(i)
+            if tier is None or i in moved:
+                continue
+            if values[i].storage in self._returned:
+                yield i, "the forward returns it, so its bytes stay on the device anyway"
+            elif values[i].kind == "primal":
+                yield i, "it is an input of the graph, which the caller holds"
+            elif not values[i].movable:
+                yield i, "it is a view, or its elements do not lie densely in its storage"
+            elif i in self._shared(base):
+                yield i, "a view of it is saved too, so its bytes stay on the device anyway"
+            elif i not in self._clock(base).first_use:
+                yield i, "the backward returns it as it is"
+            else:
+                yield i, f"the {tier.name} tier has no room left for it"

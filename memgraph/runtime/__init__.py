@@ -1,0 +1,24 @@
+"""What a compiled graph calls to move saved values to host memory or disk and back (DESIGN.md, section 8).
+
+Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`.
+"""
+
+from memgraph.runtime import ops
+from memgraph.runtime.sanitizer import sanitized
+from memgraph.runtime.tiers import Reservation, Statistics, host_pool, prepare, release, scratch_file, statistics
+from memgraph.runtime.value import Layout, Settings, span
+
+__all__ = [
+    "Layout",
+    "Reservation",
+    "Settings",
+    "Statistics",
+    "host_pool",
+    "ops",
+    "prepare",
+    "release",
+    "sanitized",
+    "scratch_file",
+    "span",
+    "statistics",
+]

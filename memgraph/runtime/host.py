@@ -1,0 +1,201 @@
+"""The host tier: values in plain memory, page-locked for CUDA, in a pool that is made once and reused every step."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from typing import Any
+
+import torch
+
+from memgraph.errors import OffloadError
+from memgraph.runtime import sanitizer, streams
+from memgraph.runtime.slots import Slot, Slots, pages
+from memgraph.runtime.value import Layout, Settings, Transfer, Value
+from memgraph.sizes import format_size
+
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the process
+
+
+class Memory:
+    """The system calls of the pools; tests hand in another one."""
+
+    def map(self, size: int) -> mmap.mmap:
+        """`size` bytes of anonymous, page-aligned memory. Raises OSError."""
+        return mmap.mmap(-1, size)
+
+    def register(self, address: int, size: int) -> int:
+        """Page-lock memory for CUDA; 0, or CUDA's error."""
+        return int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
+
+    def unregister(self, address: int) -> None:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+class Segment:
+    """One stretch of memory. `tensor` is all of it as bytes. Raises OffloadError where it is refused."""
+
+    def __init__(self, size: int, device: torch.device, memory: Memory, what: str = "host memory"):
+        self.size, self._memory = size, memory
+        try:
+            self._mmap = memory.map(size)
+        except OSError as error:
+            raise OffloadError(f"{what}: {format_size(size)} ({size} bytes) refused: {error}", tier="host") from error
+        self.tensor = torch.frombuffer(self._mmap, dtype=torch.uint8)
+        self.view = memoryview(self._mmap)
+        self.address = self.tensor.data_ptr()
+        self._registered = device.type == "cuda"
+        if self._registered and (error := memory.register(self.address, size)):
+            self._registered = False
+            _forget_error(device)
+            raise OffloadError(
+                f"{what}: CUDA refused to page-lock {format_size(size)} ({size} bytes): error {error}", tier="host"
+            )
+
+    def release(self) -> None:
+        """Give the page lock back; the memory goes with the last view of it."""
+        if self._registered:
+            self._registered = False
+            self._memory.unregister(self.address)
+
+
+def _forget_error(device: torch.device) -> None:
+    """Clear CUDA's last error: the next kernel would be blamed for it."""
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError:
+        return
+
+
+class HostPool:
+    """The host memory for the values of one device."""
+
+    def __init__(self, device: torch.device, memory: Memory | None = None):
+        self.device = device
+        self._memory = memory or Memory()
+        self._segments: list[Segment] = []
+        self._reserved = 0
+        self._lock = threading.Lock()
+        self.slots = Slots(self._vacated)
+
+    def reserve(self, size: int, cap: int | None = None) -> None:
+        """Have `size` bytes more than all earlier reservations, before the first step. Raises OffloadError."""
+        with self._lock:
+            wanted = self._reserved + pages(size)
+            if wanted > self.slots.total:
+                self._grow(wanted - self.slots.total, cap)
+            self._reserved = wanted
+
+    def release(self, size: int) -> None:
+        """Give a reservation back; free memory beyond those that remain is returned to the system."""
+        with self._lock:
+            self._reserved -= pages(size)
+            self._trim()
+
+    def trim(self) -> None:
+        """Return free memory that no reservation needs to the system."""
+        with self._lock:
+            self._trim()
+
+    def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> Transfer:
+        layout = Layout.of(tensor)
+        try:
+            slot = self._take(layout.nbytes, settings.cap)
+        except OffloadError as error:
+            raise OffloadError(error.reason, value=name, tier="host") from error
+        value = Value(name, "host", "", layout, slot, verify=settings.verify, blocks=0)
+        return _Out(value, tensor, self)
+
+    def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
+        return _Back(value, tensor, self)
+
+    def bytes(self, slot: Slot, size: int) -> torch.Tensor:
+        """The first `size` bytes of a slot, where they lie."""
+        segment = next(s for s in self._segments if s.address <= slot.start < s.address + s.size)
+        offset = slot.start - segment.address
+        return segment.tensor[offset : offset + size]
+
+    def _take(self, size: int, cap: int | None) -> Slot:
+        slot = self.slots.take(size)
+        if slot is None:
+            with self._lock:
+                slot = self.slots.take(size)  # another thread may have grown the pool
+                if slot is None:
+                    self._trim_for(pages(size))
+                    self._grow(pages(size), cap)
+                    slot = self.slots.take(size)
+        return slot
+
+    def _grow(self, size: int, cap: int | None) -> None:
+        if cap is not None and self.slots.total + size > cap:
+            raise OffloadError(
+                f"the host pool holds {self.slots.total} bytes and needs {size} more; its cap is {cap}", tier="host"
+            )
+        segment = Segment(size, self.device, self._memory, "host pool")
+        self._segments = [*self._segments, segment]
+        self.slots.add(segment.address, size)
+
+    def _trim(self) -> None:
+        for segment in sorted(self._segments, key=lambda segment: -segment.size):
+            if self.slots.total - segment.size >= self._reserved:
+                self._drop(segment)
+
+    def _trim_for(self, size: int) -> None:
+        """Free segments that are too small for what comes make room for one that is not: the pool stays small."""
+        for segment in self._segments:
+            if segment.size < size:
+                self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        if self.slots.remove(segment.address, segment.size):
+            for event in self.slots.pending():
+                event.synchronize()  # a page lock must not go while a copy may be under way
+            segment.release()
+            self._segments = [other for other in self._segments if other is not segment]
+
+    def _vacated(self, start: int, size: int) -> None:
+        if sanitizer.active():
+            for event in self.slots.events:
+                event.synchronize()
+            ctypes.memset(start, sanitizer.POISON, size)
+
+
+class _Copy(Transfer):
+    event: Any = None
+
+    def __init__(self, value: Value, tensor: torch.Tensor, pool: HostPool):
+        super().__init__(value, tensor)
+        self.pool = pool
+        self.stored = pool.bytes(value.slot, value.layout.nbytes)
+
+    def wait(self) -> None:
+        streams.wait(self.device, self.event)
+
+
+class _Out(_Copy):
+    def launch(self) -> None:
+        earlier = self.pool.slots.pending()
+        self.event = self.value.slot.event = self.lanes.out.copy(self.stored, self.on_device, self.ready, *earlier)
+
+    def wait(self) -> None:
+        super().wait()
+        if self.value.verify:
+            if self.event is not None:
+                self.event.synchronize()  # the checksum is the host's work
+            self.value.note(0, memoryview(self.stored.numpy()))
+
+    def abandon(self) -> None:
+        self.lanes.out.protect(self.on_device)
+
+
+class _Back(_Copy):
+    def launch(self) -> None:
+        if self.value.verify:
+            self.value.compare(0, memoryview(self.stored.numpy()))
+            self.value.check()
+        out = self.value.slot.event  # the copy that brought the bytes here
+        self.event = self.value.slot.event = self.lanes.back.copy(self.on_device, self.stored, self.ready, out)
+
+    def abandon(self) -> None:
+        self.lanes.back.protect(self.on_device)

@@ -1,0 +1,264 @@
+"""A nameless scratch file with direct I/O, the threads that read and write it, and the ring of their buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from memgraph.errors import OffloadError
+from memgraph.runtime import sanitizer
+from memgraph.runtime.host import Memory, Segment
+from memgraph.runtime.slots import PAGE, Slot, Slots, pages
+
+# Measured on two cores and a virtual disk, docs/decisions: more threads or larger blocks gain nothing.
+THREADS = 3
+BLOCK = 4 << 20
+_RETRIES = 8  # of a call that moved less than a page
+
+_NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+_NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+
+
+class Calls:
+    """The system calls of a scratch file; tests hand in others. All raise OSError."""
+
+    def open(self, path: str, flags: int, mode: int) -> int:
+        return os.open(path, flags, mode)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+    def fallocate(self, file: int, offset: int, size: int) -> None:
+        os.posix_fallocate(file, offset, size)
+
+    def pwrite(self, file: int, data: memoryview, offset: int) -> int:
+        return os.pwritev(file, [data], offset)
+
+    def pread(self, file: int, data: memoryview, offset: int) -> int:
+        return os.preadv(file, [data], offset)
+
+
+class Staging:
+    """One buffer of the ring. `event`: the copy that still reads from it."""
+
+    def __init__(self, segment: Segment):
+        self.tensor, self.view, self.address = segment.tensor, segment.view, segment.address
+        self.release = segment.release
+        self.event: Any = None
+
+
+class Scratch:
+    """The scratch file of one device in one folder. It is there from the first reservation or value to `release`.
+
+    Attributes:
+        file: its descriptor, -1 while there is none. direct: whether the page cache is passed by; None while there is no file. note: why it is not.
+        written, read: bytes moved so far.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        device: torch.device,
+        calls: Calls | None = None,
+        memory: Memory | None = None,
+        threads: int = THREADS,
+        block: int = BLOCK,
+    ):
+        self.folder, self.device, self.calls = folder, device, calls or Calls()
+        self.threads, self.block = threads, block
+        self.direct: bool | None = None
+        self.note = ""
+        self.written = self.read = 0
+        self._memory = memory or Memory()
+        self.file = -1
+        self._reserved = 0
+        self._lock = threading.Lock()
+        self._counts = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self._process = 0
+        self._ring: queue.SimpleQueue[Staging] = queue.SimpleQueue()
+        self.slots = Slots()
+
+    # -- space
+
+    def reserve(self, size: int, limit: int | None = None) -> None:
+        """Have `size` bytes more than all earlier reservations on the disk. Raises OffloadError where they are not."""
+        with self._lock:
+            wanted = self._reserved + pages(size)
+            self._open()
+            if wanted > self.slots.total:
+                self._grow(wanted - self.slots.total, limit)
+            self._reserved = wanted
+
+    def release(self, size: int) -> None:
+        """Give a reservation back; with the last one, and no value in the file, the file goes and its threads."""
+        with self._lock:
+            self._reserved -= pages(size)
+            self._close_if_idle()
+
+    def trim(self) -> None:
+        """Close the file where no reservation and no value needs it."""
+        with self._lock:
+            self._close_if_idle()
+
+    def take(self, size: int, limit: int | None) -> Slot:
+        """A slot for `size` bytes; the file grows where none is free. Raises OffloadError."""
+        with self._lock:
+            self._open()
+            slot = self.slots.take(size)
+            if slot is None:
+                self._grow(pages(size), limit)
+                slot = self.slots.take(size)
+            return slot
+
+    def _grow(self, size: int, limit: int | None) -> None:
+        total = self.slots.total
+        if limit is not None and total + size > limit:
+            raise self._error(f"the file holds {total} bytes and needs {size} more; its limit is {limit}")
+        try:
+            try:
+                self.calls.fallocate(self.file, total, size)
+            except OSError as error:
+                if error.errno not in _NO_FALLOCATE:
+                    raise
+                self._write_zeros(total, size)
+        except OSError as error:
+            raise self._error(f"{size} bytes cannot be reserved: {error.strerror or error}") from error
+        self.slots.add(total, size, apart=False)
+
+    def _write_zeros(self, offset: int, size: int) -> None:
+        """Reserve by writing, on a file system that cannot do it otherwise."""
+        with self.staging() as buffer:
+            ctypes.memset(buffer.address, 0, self.block)
+            for start in range(0, size, self.block):
+                count = min(self.block, size - start)
+                self._all(self.calls.pwrite, buffer.view[:count], offset + start)
+
+    # -- the file
+
+    def _open(self) -> None:
+        if self.file >= 0:
+            return
+        try:
+            for _ in range(self.threads * 2 - self._ring.qsize()):
+                self._ring.put(Staging(Segment(self.block, self.device, self._memory, "staging buffer")))
+            try:
+                self.file = self._nameless(getattr(os, "O_DIRECT", 0))
+                self._probe()
+                self.direct, self.note = hasattr(os, "O_DIRECT"), ""
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._shut()
+                self.file = self._nameless(0)
+                self.direct, self.note = False, "buffered: the file system takes no O_DIRECT"
+        except OSError as error:
+            self._shut()
+            raise self._error(f"no scratch file can be opened: {error.strerror or error}") from error
+        self._workers, self._process = ThreadPoolExecutor(self.threads, "memgraph-nvme"), os.getpid()
+
+    def _nameless(self, flags: int) -> int:
+        """A file without a name, which goes with its descriptor however the process ends."""
+        flags |= os.O_RDWR | os.O_CLOEXEC
+        if nameless := getattr(os, "O_TMPFILE", 0):
+            try:
+                return self.calls.open(self.folder, flags | nameless, 0o600)
+            except OSError as error:
+                if error.errno not in _NO_NAMELESS:
+                    raise
+        name = os.path.join(self.folder, f".memgraph-{secrets.token_hex(8)}")
+        file = self.calls.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        self.calls.unlink(name)
+        return file
+
+    def _probe(self) -> None:
+        """Some file systems take O_DIRECT when a file is opened and refuse the first write."""
+        with self.staging() as buffer:
+            self.calls.pwrite(self.file, buffer.view[:PAGE], 0)
+
+    def _shut(self) -> None:
+        if self.file >= 0:
+            file, self.file = self.file, -1
+            self.calls.close(file)
+
+    def _close_if_idle(self) -> None:
+        self.slots.settle()
+        if self.file < 0 or self._reserved or self.slots.live:
+            return
+        self._workers.shutdown()  # nothing is under way: a transfer holds its slot
+        self._shut()
+        while not self._ring.empty():
+            buffer = self._ring.get()
+            if buffer.event is not None:
+                buffer.event.synchronize()
+            buffer.release()
+        peak, self.slots = self.slots.peak, Slots()
+        self.slots.peak = peak
+
+    # -- blocks
+
+    def run(self, job: Callable[[int], None], blocks: int) -> None:
+        """Do `job(block)` for each block, on the threads of this file, in this order. `job` must not raise."""
+        if self._process != os.getpid():
+            raise self._error("the file was opened by another process: its threads did not come through the fork")
+        for block in range(blocks):
+            self._workers.submit(job, block)
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Staging]:
+        """A buffer of the ring, when one is free."""
+        buffer = self._ring.get()
+        try:
+            if buffer.event is not None:
+                buffer.event.synchronize()  # on a thread of ours: the one that computes goes on
+                buffer.event = None
+            yield buffer
+        finally:
+            if sanitizer.active() and buffer.event is None:
+                ctypes.memset(buffer.address, sanitizer.POISON, self.block)
+            self._ring.put(buffer)
+
+    def _all(self, call: Callable[[int, memoryview, int], int], data: memoryview, offset: int) -> None:
+        """Move all of `data`, whole pages, however little a call moves. Raises OSError."""
+        done = stuck = 0
+        while done < len(data):
+            try:
+                count = call(self.file, data[done:], offset + done)
+            except InterruptedError:
+                continue
+            if not count:
+                raise OSError(errno.EIO, "the file ended before the value did")
+            done, before = done + count, done
+            if done < len(data):
+                done -= done % PAGE  # direct I/O starts at a page only
+            stuck = stuck + 1 if done == before else 0
+            if stuck == _RETRIES:
+                raise OSError(errno.EIO, f"{_RETRIES} calls moved less than a page each")
+
+    def store(self, buffer: Staging, size: int, offset: int) -> None:
+        """Write the first `size` bytes of a buffer. Raises OSError."""
+        self._all(self.calls.pwrite, buffer.view[: pages(size)], offset)
+        with self._counts:
+            self.written += pages(size)
+
+    def load(self, buffer: Staging, size: int, offset: int) -> None:
+        """Read the first `size` bytes of a buffer. Raises OSError."""
+        self._all(self.calls.pread, buffer.view[: pages(size)], offset)
+        with self._counts:
+            self.read += pages(size)
+
+    def _error(self, reason: str) -> OffloadError:
+        return OffloadError(reason, tier="nvme", path=self.folder)

@@ -1,0 +1,42 @@
+"""Transfers and offloaded values as tensors: int64[1] on the CPU, whose storage owns what it stands for.
+
+The tensor holds an id; the object is found by it for as long as a tensor of it lives. When autograd drops the last
+one, the copy is given up or the slot goes back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+from memgraph.errors import OffloadError
+
+_ids = itertools.count(1)
+_owned: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
+
+
+class _Handle(ctypes.c_int64 * 1):
+    """The memory of a ticket. `content` is what it owns."""
+
+    content: Any
+
+
+def ticket(owned: Any) -> torch.Tensor:
+    """A tensor that owns an object: it goes when the last reference to the tensor's storage dies, on any thread."""
+    handle = _Handle(next(_ids))
+    handle.content = owned
+    _owned[handle[0]] = handle
+    return torch.frombuffer(handle, dtype=torch.int64)
+
+
+def content(ticket: torch.Tensor, kind: type) -> Any:
+    """What a ticket owns. Raises OffloadError where it is not a ticket of that kind, or no longer one."""
+    number = ticket.item()
+    handle = _owned.get(number)
+    if handle is None or not isinstance(handle.content, kind):
+        raise OffloadError(f"{number} is no ticket of a {kind.__name__}, or not any more")
+    return handle.content

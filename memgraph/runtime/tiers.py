@@ -1,0 +1,135 @@
+"""The tiers of this process: a host pool for each device, a scratch file for each folder and device."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from memgraph.errors import OffloadError
+from memgraph.runtime.host import HostPool, Memory
+from memgraph.runtime.nvme import NvmeTier
+from memgraph.runtime.scratch import Calls
+from memgraph.runtime.streams import exact
+from memgraph.runtime.value import Settings
+
+Tier = HostPool | NvmeTier
+_pools: dict[torch.device, HostPool] = {}
+_files: dict[tuple[str, torch.device], NvmeTier] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the tiers hold and have moved, in bytes.
+
+    Attributes:
+        host_live, nvme_live: of values now. host_peak, nvme_peak: the most there were. host_pool: memory of the
+        host pools. nvme_file: size of the scratch files. written, read: to and from the disk since the process
+        began. direct: whether the disk is used past the page cache; None without a scratch file. notes: what a
+        user should know, such as why it is not.
+    """
+
+    host_live: int
+    host_peak: int
+    host_pool: int
+    nvme_live: int
+    nvme_peak: int
+    nvme_file: int
+    written: int
+    read: int
+    direct: bool | None
+    notes: tuple[str, ...]
+
+
+class Reservation:
+    """Room in the tiers for one compiled graph; given back by `close`, or when the last reference dies."""
+
+    def __init__(self, *give_back: functools.partial[None]):
+        self._finalizers = [weakref.finalize(self, part) for part in give_back]
+        for finalizer in self._finalizers:
+            finalizer.atexit = False
+
+    def close(self) -> None:
+        """Give the room back, once. What no value and no other graph needs goes back to the system."""
+        for finalizer in self._finalizers:
+            finalizer()
+
+
+def prepare(device: torch.device | str, options: str, host_bytes: int = 0, nvme_bytes: int = 0) -> Reservation:
+    """Reserve room for the values of one compiled graph on `device`, before its first step.
+
+    `options` as in `offload_start`. The room of several graphs adds up. Raises OffloadError where there is no room,
+    or it lies beyond `cap` or `limit`; nothing stays reserved then.
+    """
+    settings, device = Settings.parse(options), exact(device)
+    parts = []
+    try:
+        if host_bytes:
+            pool = host_pool(device)
+            pool.reserve(host_bytes, settings.cap)
+            parts.append(functools.partial(pool.release, host_bytes))
+        if nvme_bytes:
+            file = scratch_file(settings.folder, device)
+            file.reserve(nvme_bytes, settings.limit)
+            parts.append(functools.partial(file.release, nvme_bytes))
+    except BaseException:
+        for part in parts:
+            part()
+        raise
+    return Reservation(*parts)
+
+
+def statistics(device: torch.device | str | None = None) -> Statistics:
+    """What the tiers of `device` (of all devices without one) hold now."""
+    key = None if device is None else exact(device)
+    with _lock:
+        pools = [pool for where, pool in _pools.items() if key in (None, where)]
+        files = [file for (_, where), file in _files.items() if key in (None, where)]
+    for tier in [*pools, *files]:
+        tier.slots.settle()
+    opened = [file.direct for file in files if file.direct is not None]
+    return Statistics(
+        host_live=sum(pool.slots.live for pool in pools),
+        host_peak=sum(pool.slots.peak for pool in pools),
+        host_pool=sum(pool.slots.total for pool in pools),
+        nvme_live=sum(file.slots.live for file in files),
+        nvme_peak=sum(file.slots.peak for file in files),
+        nvme_file=sum(file.slots.total for file in files),
+        written=sum(file.written for file in files),
+        read=sum(file.read for file in files),
+        direct=all(opened) if opened else None,
+        notes=tuple(f"{file.folder}: {file.note}" for file in files if file.note),
+    )
+
+
+def release() -> None:
+    """Return to the system what no reservation and no value needs."""
+    with _lock:
+        tiers = [*_pools.values(), *_files.values()]
+    for tier in tiers:
+        tier.trim()
+
+
+def host_pool(device: torch.device | str, memory: Memory | None = None) -> HostPool:
+    """The host pool of `device`. With `memory`, one that uses those system calls takes its place from now on."""
+    device = exact(device)
+    with _lock:
+        if memory is not None or device not in _pools:
+            _pools[device] = HostPool(device, memory)
+        return _pools[device]
+
+
+def scratch_file(folder: str, device: torch.device | str, calls: Calls | None = None) -> NvmeTier:
+    """The scratch file of `device` in `folder`. With `calls`, one that uses those takes its place from now on."""
+    if not folder:
+        raise OffloadError("no scratch folder was given", tier="nvme")
+    key = os.path.realpath(folder), exact(device)
+    with _lock:
+        if calls is not None or key not in _files:
+            _files[key] = NvmeTier(*key, calls=calls)
+        return _files[key]
