@@ -2,10 +2,10 @@
 
     python benchmarks/offload_bandwidth.py --folder /scratch
 
-Both move the same blocks of the same file in the same order, taking turns. It has to be the same file: on a virtual disk
-two files with the same code and size differed by 2.7 in read bandwidth (1.1 and 3.0 GB/s), by where they lay. Raw I/O
-moves buffers that lie in memory already; the runtime moves tensors, from the first offload_start to the last write, and
-from the first reload_start to the last reload_finish.
+Both move the same blocks of the same file in the same order, taking turns. It has to be the same file: on a virtual
+disk two files with the same code and size differed by 2.7 in read bandwidth (1.1 and 3.0 GB/s), by where they lay.
+Raw I/O moves buffers that lie in memory already; the runtime moves tensors, from the first offload_start to the last
+write, and from the first reload_start to the last reload_finish.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Offloaded:
 
     def __init__(self, folder: str, device: str, values: int, each: int, ahead: int):
         self.options, self.ahead = json.dumps({"folder": folder}), ahead
-        self.room = runtime.prepare(device, self.options, nvme_bytes=values * each)
+        self.room = runtime.prepare(device, self.options, nvme_bytes=values * runtime.room(each, "nvme", device))
         self.values = [torch.randint(0, 256, (each,), dtype=torch.uint8, device=device) for _ in range(values)]
         self.targets = [torch.zeros(each, dtype=torch.uint8, device=device) for _ in range(ahead)]
         self.held: list[torch.Tensor] = []

@@ -197,6 +197,13 @@ def fake_evaluation() -> Iterator[None]:
         yield
 
 
+def traces_cuda() -> bool:
+    """Whether autograd can trace for a CUDA device: a build with CUDA needs a real one (seen on 2.11)."""
+    import torch
+
+    return not torch.backends.cuda.is_built() or torch.cuda.is_available()
+
+
 def storage_id(tensor: Any) -> int:
     """The same number for tensors that share a storage, for as long as one of them lives; fake ones too."""
     return tensor.untyped_storage()._cdata

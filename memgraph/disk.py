@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from memgraph.cache import cache_folder, keep
-from memgraph.runtime.nvme import NvmeTier
+from memgraph.runtime.nvme import NvmeTier, room
 from memgraph.runtime.streams import exact
 from memgraph.runtime.value import Settings, Value
 
@@ -77,11 +77,10 @@ def calibrate(folder: str | Path, device: torch.device | str = "cpu") -> Disk:
     """
     device = exact(device)
     tier = NvmeTier(str(folder), device)
-    tier.reserve(_VALUES * _EACH)
+    tier.reserve(_VALUES * room(_EACH, device))
     held: list[Value] = []
     try:
         source = torch.randint(0, 256, (_EACH,), dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
 
         def write() -> None:
             held.clear()
@@ -95,7 +94,7 @@ def calibrate(folder: str | Path, device: torch.device | str = "cpu") -> Disk:
                 held.append(transfer.value)
 
         def read() -> None:
-            transfers = [tier.reload(value, target) for value in held]
+            transfers = [tier.reload(value, tier.empty(value, value.layout)) for value in held]
             for transfer in transfers:
                 transfer.start()
             for transfer in transfers:
@@ -106,7 +105,7 @@ def calibrate(folder: str | Path, device: torch.device | str = "cpu") -> Disk:
         return Disk(*rates, direct=bool(tier.direct))
     finally:
         held.clear()
-        tier.release(_VALUES * _EACH)
+        tier.release(_VALUES * room(_EACH, device))
 
 
 def _rate(move: Callable[[], None], device: torch.device) -> float:

@@ -23,13 +23,14 @@ import torch
 
 from memgraph import compat
 from memgraph.compilation import AUTO_MARGIN, build_report
-from memgraph.errors import BudgetError, MemgraphError, OptionsError
+from memgraph.errors import BudgetError, GraphError, MemgraphError, OptionsError
 from memgraph.hardware import Hardware, built_in, load
 from memgraph.options import Options, parse_options
 from memgraph.partitioner import Partitioner
 from memgraph.planning import Bound
 from memgraph.progress import Progress
 from memgraph.report import Report
+from memgraph.tiers import tiers
 
 _GENERIC_CUDA = built_in("cuda").name
 
@@ -118,6 +119,12 @@ class _Capture:
             where = reason.splitlines()[0]
             self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")
         target = self._target({t.device.type for t in tensors})
+        if target.type == "cuda" and not compat.traces_cuda():
+            raise GraphError(
+                "this build of torch cannot trace a backward for CUDA on a machine without a GPU (autograd asks "
+                "the device for a stream); torch's CPU build can: pip install torch --index-url "
+                "https://download.pytorch.org/whl/cpu"
+            )
         hardware = self.hardware or load(target)
         baseline = _bytes([*tensors, *_tensors_of(self.fn)])
         inputs = self._moved(gm, inputs, target)
@@ -127,6 +134,7 @@ class _Capture:
             self._bound(hardware, baseline),
             progress := Progress(self.options.progress),
             name := getattr(self.fn, "__qualname__", type(self.fn).__name__),
+            tiers(self.options, hardware, here=False),
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}

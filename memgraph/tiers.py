@@ -18,20 +18,29 @@ from memgraph.planner.transfers import Tier
 LEFT = 0.1
 
 
-def tiers(options: Options, hardware: Hardware) -> Tiers:
-    """The tiers of one compilation, fastest first.  Raises OffloadError where the scratch folder cannot be used."""
+def tiers(options: Options, hardware: Hardware, here: bool = True) -> Tiers:
+    """The tiers of one compilation, fastest first.
+
+    here: whether the step runs on this machine; else only given limits bound the tiers.
+    Raises OffloadError where the scratch folder cannot be used.
+    """
     wanted = options.offload
     if wanted is None:
         return Tiers()
     found = []
     if wanted.host:
-        room = _rounded(compat.free_memory()) if wanted.host is True else wanted.host
+        room = None if wanted.host is True else wanted.host
+        if room is None and here:
+            room = _rounded(compat.free_memory())
         # The CPU's own memory is where the values are already: only a rule sends them there.
         only_rules = torch.device(hardware.device).type == "cpu"
         found.append(Tier("host", hardware.link_out, hardware.link_in, room, only_rules))
     if wanted.nvme is not None:
         rates = disk.load(wanted.nvme.path)
-        room = wanted.nvme.limit if wanted.nvme.limit is not None else _rounded(_free_disk(wanted.nvme.path))
+        room = wanted.nvme.limit
+        if here:
+            free = _rounded(_free_disk(wanted.nvme.path))
+            room = free if room is None else room  # more than is free is refused when it is reserved
         found.append(Tier("nvme", rates.write, rates.read, room))
     return Tiers(tuple(found), wanted.min_bytes)
 

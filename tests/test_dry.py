@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounter
 
 import memgraph
 from memgraph import BudgetError, MemgraphError, OptionsError, compat
+from memgraph.errors import GraphError
 from memgraph.hardware import built_in
 
 WIDTH, ROWS, LAYERS = 64, 2048, 4
@@ -62,6 +63,12 @@ def test_fake_tensors_of_a_caller():
         assert (report.baseline, report.predicted_peak) == (real.baseline, real.predicted_peak)
 
 
+needs_cuda_traces = pytest.mark.skipif(
+    not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU"
+)
+
+
+@needs_cuda_traces
 def test_for_a_gpu_that_is_not_here():
     _, loss, x = make("meta")
     report = memgraph.plan(loss, x, options={"budget": 0.7}, hardware="NVIDIA H100 80GB HBM3")
@@ -73,6 +80,14 @@ def test_for_a_gpu_that_is_not_here():
     assert all(event.bytes % 512 == 0 for event in report.timeline.events)
 
 
+@pytest.mark.skipif(compat.traces_cuda(), reason="this torch can")
+def test_a_torch_that_cannot_trace_for_cuda_says_so():
+    _, loss, x = make("meta")
+    with pytest.raises(GraphError, match="CPU build"):
+        memgraph.plan(loss, x, hardware="H100")
+
+
+@needs_cuda_traces
 def test_the_capacity_bounds_auto():
     _, loss, x = make("meta")
     report = memgraph.plan(loss, x, hardware=built_in("H100"))
@@ -94,7 +109,7 @@ def test_a_budget_that_cannot_be_reached():
     "given, match",
     [
         ({"options": {"bugdet": 1}}, "did you mean 'budget'"),
-        ({"hardware": "H1000000"}, None),
+        pytest.param({"hardware": "H1000000"}, None, marks=needs_cuda_traces),
         ({"hardware": "abacus"}, "abacus"),
         ({"device": "meta"}, "meta"),
     ],

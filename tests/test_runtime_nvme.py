@@ -128,7 +128,8 @@ def test_bytes_written_and_read_are_counted(tmp_path):
     held = hold(x, "nvme", options(tmp_path))
     bring(held, x, "nvme")
     bring(held, x, "nvme")
-    assert (file.written, file.read) == (5 * MIB, 10 * MIB)
+    page = 4096 if x.data_ptr() % 4096 else 0  # whole pages are moved
+    assert (file.written, file.read) == (5 * MIB + page, 10 * MIB + 2 * page)
 
 
 def test_the_file_is_reused_every_step(tmp_path):

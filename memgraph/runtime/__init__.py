@@ -5,7 +5,7 @@ Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{sta
 
 from memgraph.runtime import ops
 from memgraph.runtime.sanitizer import sanitized
-from memgraph.runtime.tiers import Reservation, Statistics, host_pool, prepare, release, scratch_file, statistics
+from memgraph.runtime.tiers import Reservation, Statistics, host_pool, prepare, release, room, scratch_file, statistics
 from memgraph.runtime.value import Layout, Settings, span
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "ops",
     "prepare",
     "release",
+    "room",
     "sanitized",
     "scratch_file",
     "span",

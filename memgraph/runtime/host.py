@@ -107,6 +107,10 @@ class HostPool:
         value = Value(name, "host", "", layout, slot, verify=settings.verify, blocks=0)
         return _Out(value, tensor, self)
 
+    def empty(self, value: Value, layout: Layout) -> torch.Tensor:
+        """Where a value comes back to."""
+        return layout.empty()
+
     def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
         return _Back(value, tensor, self)
 

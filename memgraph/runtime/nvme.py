@@ -1,7 +1,9 @@
-"""The NVMe tier: values in a scratch file, moved in large blocks by a few threads through staging buffers.
+"""The NVMe tier: values in a scratch file, moved in large blocks by a few threads.
 
-    out:   device --copy--> staging buffer --pwrite--> file        offload_finish waits for the copies of all blocks
-    back:  file --pread--> staging buffer --copy--> device         reload_finish waits for the copies of all blocks
+    cuda   out:   device --copy--> staging buffer --pwrite--> file      offload_finish waits for the copies
+           back:  file --pread--> staging buffer --copy--> device       reload_finish waits for the copies
+    cpu    the pages that a value lies in are written and read where they are: a second copy of each byte halved the
+           bandwidth on two cores
 
 A read of a value waits for its writes. A failed block makes the value lost: who asks for it next gets the error.
 """
@@ -16,7 +18,13 @@ import torch
 from memgraph.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
 from memgraph.runtime.scratch import Scratch
+from memgraph.runtime.slots import PAGE, pages
 from memgraph.runtime.value import Latch, Layout, Settings, Transfer, Value
+
+
+def room(size: int, device: torch.device) -> int:
+    """Bytes of the file that a value of `size` bytes takes: always the same, wherever in a page the value begins."""
+    return pages(size + PAGE) if device.type == "cpu" and size else pages(size)
 
 
 class NvmeTier(Scratch):
@@ -24,25 +32,39 @@ class NvmeTier(Scratch):
 
     def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> Transfer:
         layout = Layout.of(tensor)
+        # The file holds the pages that the value lies in, so it begins this far into its slot.
+        shift = tensor.data_ptr() % PAGE if layout.nbytes and tensor.device.type == "cpu" else 0
+        size = shift + layout.nbytes
         try:
-            slot = self.take(layout.nbytes, settings.limit)
+            slot = self.take(room(layout.nbytes, tensor.device), settings.limit)
         except OffloadError as error:
             raise OffloadError(error.reason, value=name, tier="nvme", path=self.folder) from error
-        blocks = -(-layout.nbytes // self.block)
-        value = Value(name, "nvme", self.folder, layout, slot, verify=settings.verify, blocks=blocks)
-        return _Out(value, tensor, self)
+        blocks = -(-size // self.block)
+        value = Value(name, "nvme", self.folder, layout, slot, verify=settings.verify, blocks=blocks, shift=shift)
+        return (_InPlaceOut if tensor.device.type == "cpu" else _Out)(value, tensor, self)
+
+    def empty(self, value: Value, layout: Layout) -> torch.Tensor:
+        """Where a value comes back to: on the CPU as far into a page as it was when it left."""
+        if layout.device.type != "cpu" or not layout.nbytes:
+            return layout.empty()
+        memory = torch.empty(pages(value.shift + layout.nbytes) + PAGE, dtype=torch.uint8)
+        start = -memory.data_ptr() % PAGE + value.shift
+        # A storage that begins there: with an offset into a larger one, an as_strided in the graph would go wrong.
+        storage = memory.untyped_storage()[start : start + layout.nbytes]
+        return torch.empty(0, dtype=layout.dtype).set_(storage, 0, layout.size, layout.stride)
 
     def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
-        return _Back(value, tensor, self)
+        return (_InPlaceBack if tensor.device.type == "cpu" else _Back)(value, tensor, self)
 
 
 class _Blocks(Transfer):
-    """A value cut into blocks. `handed` opens when all copies between device and staging are on their lane."""
+    """A value cut into blocks. `handed` opens when the device's memory has been read, or written, in all of them."""
 
     def __init__(self, value: Value, tensor: torch.Tensor, scratch: Scratch):
         super().__init__(value, tensor)
         self.scratch = scratch
-        self.blocks = -(-value.layout.nbytes // scratch.block)
+        self.size = value.shift + value.layout.nbytes
+        self.blocks = -(-self.size // scratch.block)
         self.handed = Latch(self.blocks)
         self.events: list[Any] = []
 
@@ -54,9 +76,16 @@ class _Blocks(Transfer):
         for event in self.events:
             streams.wait(self.device, event)
 
+    def abandon(self) -> None:
+        if self.events:
+            self.lane.protect(self.on_device)
+
     def _guarded(self, block: int) -> None:
         try:
-            self.move(block, block * self.scratch.block)
+            self.before()
+            if not self.cancelled and not self.value.lost:
+                start = block * self.scratch.block
+                self.move(block, start, min(start + self.scratch.block, self.size))
         except OSError as error:
             self.value.fail(error.strerror or str(error), error)
         except BaseException as error:  # the thread must not die of it, nor anyone take the value for good
@@ -64,63 +93,79 @@ class _Blocks(Transfer):
         finally:
             self.done(block)
 
-    def move(self, block: int, start: int) -> None:
+    def before(self) -> None:
+        sanitizer.dawdle()
+
+    def move(self, block: int, start: int, end: int) -> None:
         raise NotImplementedError
 
     def done(self, block: int) -> None:
         self.handed.down(block)
 
-    def size(self, start: int) -> int:
-        return min(self.scratch.block, self.value.layout.nbytes - start)
-
-    def copy(self, lane: streams.Lane, target: torch.Tensor, source: torch.Tensor) -> Any:
-        if lane.stream is None:
-            # One thread: torch's own copy would start a team of OpenMP threads in each of ours.
-            ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())
-            return None
-        event = lane.copy(target, source, self.ready)
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> Any:
+        event = self.lane.copy(target, source, self.ready)
         self.events.append(event)
         if self.cancelled:  # after the append: `abandon` sees the event, or this sees the flag
-            lane.protect(self.on_device)
+            self.lane.protect(self.on_device)
         return event
 
+    def pages_of(self, start: int, end: int) -> memoryview:
+        """The pages of memory that a block of the value lies in; at its ends, neighbours' bytes are among them."""
+        memory = ctypes.c_char * pages(end - start)
+        return memoryview(memory.from_address(self.on_device.data_ptr() - self.value.shift + start)).cast("B")
 
-class _Out(_Blocks):
-    def move(self, block: int, start: int) -> None:
-        if self.cancelled or self.value.lost:
-            return
-        size = self.size(start)
-        with self.scratch.staging() as buffer:
-            event = self.copy(self.lanes.out, buffer.tensor[:size], self.on_device[start : start + size])
-            if event is not None:
-                event.synchronize()  # on a thread of ours: the one that computes goes on
-            self.handed.down(block)
-            sanitizer.dawdle()
-            self.value.note(block, buffer.view[:size])
-            self.scratch.store(buffer, size, self.value.slot.start + start)
+    def own(self, data: memoryview, start: int, end: int) -> memoryview:
+        """The part of a block's pages that is the value's."""
+        return data[max(self.value.shift - start, 0) : end - start]
+
+
+class _OutBlocks(_Blocks):
+    @property
+    def lane(self) -> streams.Lane:
+        return self.lanes.out
 
     def done(self, block: int) -> None:
         super().done(block)
         self.value.written.down(block)
 
-    def abandon(self) -> None:
-        if self.events:
-            self.lanes.out.protect(self.on_device)
 
+class _BackBlocks(_Blocks):
+    @property
+    def lane(self) -> streams.Lane:
+        return self.lanes.back
 
-class _Back(_Blocks):
-    def move(self, block: int, start: int) -> None:
+    def before(self) -> None:
         # The writes were given to the same threads before: they are done or being done, so this ends.
         self.value.written.wait()
-        if self.cancelled or self.value.lost:
-            return
-        size = self.size(start)
-        sanitizer.dawdle()
-        with self.scratch.staging() as buffer:
-            self.scratch.load(buffer, size, self.value.slot.start + start)
-            self.value.compare(block, buffer.view[:size])
-            buffer.event = self.copy(self.lanes.back, self.on_device[start : start + size], buffer.tensor[:size])
+        super().before()
 
-    def abandon(self) -> None:
-        if self.events:
-            self.lanes.back.protect(self.on_device)
+
+class _InPlaceOut(_OutBlocks):
+    def move(self, block: int, start: int, end: int) -> None:
+        data = self.pages_of(start, end)
+        self.value.note(block, self.own(data, start, end))
+        self.scratch.store(data, self.value.slot.start + start)
+
+
+class _InPlaceBack(_BackBlocks):
+    def move(self, block: int, start: int, end: int) -> None:
+        data = self.pages_of(start, end)
+        self.scratch.load(data, self.value.slot.start + start)
+        self.value.compare(block, self.own(data, start, end))
+
+
+class _Out(_OutBlocks):
+    def move(self, block: int, start: int, end: int) -> None:
+        with self.scratch.staging() as buffer:
+            self.copy(buffer.tensor[: end - start], self.on_device[start:end]).synchronize()  # on a thread of ours
+            self.handed.down(block)
+            self.value.note(block, buffer.view[: end - start])
+            self.scratch.store(buffer.view[: pages(end - start)], self.value.slot.start + start)
+
+
+class _Back(_BackBlocks):
+    def move(self, block: int, start: int, end: int) -> None:
+        with self.scratch.staging() as buffer:
+            self.scratch.load(buffer.view[: pages(end - start)], self.value.slot.start + start)
+            self.value.compare(block, buffer.view[: end - start])
+            buffer.event = self.copy(self.on_device[start:end], buffer.tensor[: end - start])

@@ -46,7 +46,7 @@ class Reload:
 
     def __init__(self, record: Record, layout: Layout):
         record.value.check()
-        self.tensor = layout.empty()
+        self.tensor = record.tier.empty(record.value, layout)
         late = sanitizer.active()
         if late:
             bytes_of(self.tensor).fill_(sanitizer.POISON)

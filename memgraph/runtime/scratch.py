@@ -64,7 +64,8 @@ class Scratch:
     """The scratch file of one device in one folder. It is there from the first reservation or value to `release`.
 
     Attributes:
-        file: its descriptor, -1 while there is none. direct: whether the page cache is passed by; None while there is no file. note: why it is not.
+        file: its descriptor, -1 while there is none. direct: whether the page cache is passed by; None without a file.
+        note: why it is not.
         written, read: bytes moved so far.
     """
 
@@ -248,17 +249,17 @@ class Scratch:
             if stuck == _RETRIES:
                 raise OSError(errno.EIO, f"{_RETRIES} calls moved less than a page each")
 
-    def store(self, buffer: Staging, size: int, offset: int) -> None:
-        """Write the first `size` bytes of a buffer. Raises OSError."""
-        self._all(self.calls.pwrite, buffer.view[: pages(size)], offset)
+    def store(self, data: memoryview, offset: int) -> None:
+        """Write whole pages that begin at a page. Raises OSError."""
+        self._all(self.calls.pwrite, data, offset)
         with self._counts:
-            self.written += pages(size)
+            self.written += len(data)
 
-    def load(self, buffer: Staging, size: int, offset: int) -> None:
-        """Read the first `size` bytes of a buffer. Raises OSError."""
-        self._all(self.calls.pread, buffer.view[: pages(size)], offset)
+    def load(self, data: memoryview, offset: int) -> None:
+        """Read whole pages to memory that begins at a page. Raises OSError."""
+        self._all(self.calls.pread, data, offset)
         with self._counts:
-            self.read += pages(size)
+            self.read += len(data)
 
     def _error(self, reason: str) -> OffloadError:
         return OffloadError(reason, tier="nvme", path=self.folder)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from memgraph.errors import OffloadError
+from memgraph.runtime import nvme
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.nvme import NvmeTier
 from memgraph.runtime.scratch import Calls
+from memgraph.runtime.slots import pages
 from memgraph.runtime.streams import exact
 from memgraph.runtime.value import Settings
 
@@ -60,11 +62,16 @@ class Reservation:
             finalizer()
 
 
+def room(size: int, tier: str, device: torch.device | str) -> int:
+    """Bytes to reserve in a tier for a value of `size` bytes (first element to last, gaps included)."""
+    return nvme.room(size, exact(device)) if tier == "nvme" else pages(size)
+
+
 def prepare(device: torch.device | str, options: str, host_bytes: int = 0, nvme_bytes: int = 0) -> Reservation:
     """Reserve room for the values of one compiled graph on `device`, before its first step.
 
-    `options` as in `offload_start`. The room of several graphs adds up. Raises OffloadError where there is no room,
-    or it lies beyond `cap` or `limit`; nothing stays reserved then.
+    `options` as in `offload_start`; the bytes are sums of `room`. Those of several graphs add up. Raises OffloadError
+    where there is no room, or it lies beyond `cap` or `limit`; nothing stays reserved then.
     """
     settings, device = Settings.parse(options), exact(device)
     parts = []

@@ -130,12 +130,24 @@ class Value:
 
     Attributes:
         name: the value's name in its graph. tier: "host" or "nvme". path: the scratch folder or "".
-        slot: where the bytes lie. checksums: crc32 of each block, where they are kept. written: opens when all
-        bytes are in the tier, or failed to get there.
+        slot: where the bytes lie, `shift` bytes into it. checksums: crc32 of each block, where they are
+        kept. written: opens when all bytes are in the tier, or failed to get there.
     """
 
-    def __init__(self, name: str, tier: str, path: str, layout: Layout, slot: Slot, *, verify: bool, blocks: int):
+    def __init__(
+        self,
+        name: str,
+        tier: str,
+        path: str,
+        layout: Layout,
+        slot: Slot,
+        *,
+        verify: bool,
+        blocks: int,
+        shift: int = 0,
+    ):
         self.name, self.tier, self.path, self.layout, self.slot, self.verify = name, tier, path, layout, slot, verify
+        self.shift = shift
         self.checksums: dict[int, int] = {}
         self.written = Latch(blocks)
         self._failure: tuple[str, BaseException | None] | None = None
