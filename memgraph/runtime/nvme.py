@@ -2,8 +2,8 @@
 
     cuda   out:   device --copy--> staging buffer --pwrite--> file      offload_finish waits for the copies
            back:  file --pread--> staging buffer --copy--> device       reload_finish waits for the copies
-    cpu    the pages that a value lies in are written and read where they are: a second copy of each byte halved the
-           bandwidth on two cores
+    cpu    the pages that a value lies in are written and read where they are. Through staging buffers, too, 4.0 to 4.4
+           GB/s were written and 0.9 to 1.4 read where this writes 4.2 to 5.3 and reads 1.1 to 1.6 (two shared cores)
 
 A read of a value waits for its writes. A failed block makes the value lost: who asks for it next gets the error.
 """
