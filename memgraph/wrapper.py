@@ -21,6 +21,7 @@ import torch
 
 from memgraph.errors import MemgraphError
 from memgraph.facts import scratch
+from memgraph.runtime.nvme import destination
 from memgraph.storages import Opaque, Storage, Tensor, operator_outputs, resolve, span, view
 
 
@@ -296,12 +297,14 @@ class Interpreter:
         """A copy to another tier or back. Its ticket lies in memory of the runtime's own; what returns is allocated
         when its copy starts, and belongs to the ticket until the copy is finished."""
         if name == "reload_finish":
-            destination = args[0].storage.holds
-            return Tensor(destination, tuple(args[2]), tuple(args[3]), args[4], str(args[5]))
-        ticket = Storage(f"{self._prefix}.{self._target}", 8, None)
+            return Tensor(args[0].storage.holds, tuple(args[2]), tuple(args[3]), args[4], str(args[5]))
+        ticket = Storage(f"{self._prefix}.{self._target}", 0, None)
         if name == "reload_start":
-            _, size, stride, dtype, device, _ = args
-            ticket.holds = self._empty(size, stride, dtype, str(device)).storage
+            _, size, stride, dtype, device, tier = args
+            nbytes = span(size, stride) * dtype.itemsize
+            if tier == "nvme":
+                nbytes = destination(nbytes, torch.device(device))
+            ticket.holds = self.storage(nbytes, str(device))
         return Tensor(ticket, (1,), (1,), torch.int64)
 
 

@@ -27,6 +27,11 @@ def room(size: int, device: torch.device) -> int:
     return pages(size + PAGE) if device.type == "cpu" and size else pages(size)
 
 
+def destination(size: int, device: torch.device) -> int:
+    """Bytes that a value of `size` bytes is given on the device when it comes back: whole pages of the CPU's memory."""
+    return room(size, device) + PAGE if device.type == "cpu" and size else size
+
+
 class NvmeTier(Scratch):
     """The scratch file as a place for the values of one device."""
 
@@ -47,7 +52,7 @@ class NvmeTier(Scratch):
         """Where a value comes back to: on the CPU as far into a page as it was when it left."""
         if layout.device.type != "cpu" or not layout.nbytes:
             return layout.empty()
-        memory = torch.empty(pages(value.shift + layout.nbytes) + PAGE, dtype=torch.uint8)
+        memory = torch.empty(destination(layout.nbytes, layout.device), dtype=torch.uint8)
         start = -memory.data_ptr() % PAGE + value.shift
         # A storage that begins there: with an offset into a larger one, an as_strided in the graph would go wrong.
         storage = memory.untyped_storage()[start : start + layout.nbytes]
