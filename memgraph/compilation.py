@@ -27,7 +27,6 @@ from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import SPARE, Bound, Planned, timeline
 from memgraph.progress import Progress
 from memgraph.report import Report, record
-from memgraph.runtime.slots import pages
 from memgraph.store import Store
 from memgraph.tiers import settings, tiers
 from memgraph.wrapper import NotReadable
@@ -148,7 +147,7 @@ class Compilation:
         told = settings(self.options, self.tiers)
         taken = []
         for tier in self.tiers.tiers:
-            size = sum(pages(decision.bytes) for decision in report.decisions if decision.tier == tier.name)
+            size = sum(tier.room(decision.bytes) for decision in report.decisions if decision.tier == tier.name)
             if size:
                 host, nvme = (size, 0) if tier.name == "host" else (0, size)
                 taken.append(runtime.prepare(self.device, told[tier.name], host, nvme))

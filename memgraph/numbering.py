@@ -248,9 +248,15 @@ class Numbered:
             value = self.table.after(numbers[node.args[0]], self.run.writes)
             stage = self.table.number("copy", node.args[1], value)
             self.table.copies[stage] = (step, stage, value)
+            held = node.args[0].meta.get("val")
+            self.table.layouts[stage] = (
+                None if held is None else _layout(held.shape, held.stride(), held.dtype, held.device)
+            )
             return stage
         begun, copy, value = self.table.copies.get(numbers[node.args[0]], (-1, None, None))
         fits = begun == step - 1
+        if what.startswith("reload"):  # what is asked back must look like what has left
+            fits &= _layout(*node.args[-5:-1]) == self.table.layouts.get(copy)
         if what == "offload_finish":
             fits &= value == numbers[node.args[1]]
         elif what == "reload_finish":
@@ -263,6 +269,11 @@ class Numbered:
         number = self.table.number("copy", step, copy)
         self.table.copies[number] = (step, copy, value)
         return number
+
+
+def _layout(size: Any, stride: Any, dtype: Any, device: Any) -> Hashable:
+    known = lambda length: str(length.meta.get("val") if isinstance(length, fx.Node) else length)  # noqa: E731
+    return (tuple(map(known, size)), tuple(map(known, stride)), dtype, torch.device(device))
 
 
 def _side(node: fx.Node, *, mutable: bool) -> str | None:

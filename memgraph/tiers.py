@@ -7,12 +7,13 @@ import shutil
 
 import torch
 
-from memgraph import compat, disk
+from memgraph import compat, disk, runtime
 from memgraph.errors import OffloadError
 from memgraph.hardware import Hardware
 from memgraph.options import Options
 from memgraph.planner.offload import Tiers
 from memgraph.planner.transfers import Tier
+from memgraph.runtime.slots import PAGE
 
 # What `True` leaves of the free host memory, and no limit of the free disk: others need some too.
 LEFT = 0.1
@@ -34,14 +35,15 @@ def tiers(options: Options, hardware: Hardware, here: bool = True) -> Tiers:
             room = _rounded(compat.free_memory())
         # The CPU's own memory is where the values are already: only a rule sends them there.
         only_rules = torch.device(hardware.device).type == "cpu"
-        found.append(Tier("host", hardware.link_out, hardware.link_in, room, only_rules))
+        found.append(Tier("host", hardware.link_out, hardware.link_in, room, only_rules, PAGE))
     if wanted.nvme is not None:
         rates = disk.load(wanted.nvme.path)
         room = wanted.nvme.limit
         if here:
             free = _rounded(_free_disk(wanted.nvme.path))
             room = free if room is None else room  # more than is free is refused when it is reserved
-        found.append(Tier("nvme", rates.write, rates.read, room))
+        extra = runtime.room(1, "nvme", hardware.device) - PAGE
+        found.append(Tier("nvme", rates.write, rates.read, room, page=PAGE, extra=extra))
     return Tiers(tuple(found), wanted.min_bytes)
 
 

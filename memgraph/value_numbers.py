@@ -111,6 +111,7 @@ class Table:
         self.body_kinds: dict[int, str] = {}
         self.inputs: dict[int, str] = {}
         self.copies: dict[int, tuple[int, int, int]] = {}  # a copy under way -> (how far, its start, its value)
+        self.layouts: dict[int, Hashable] = {}  # the start of a copy -> what the value looks like
 
     def number(self, *key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

@@ -82,7 +82,7 @@ def _leave(
     saved = [held.get(value, value) for value in outputs[num_fwd_outputs:]]
     if missing := set(held.values()).difference(saved):
         raise ValueError(f"not among the saved outputs of the forward: {', '.join(node.name for node in missing)}")
-    output.args = ((*outputs[:num_fwd_outputs], *saved),)
+    output.args = ([*outputs[:num_fwd_outputs], *saved],)
 
 
 def _return(backward: fx.GraphModule, transfers: Sequence[Transfer]) -> None:

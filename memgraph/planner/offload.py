@@ -48,7 +48,7 @@ class Offloader:
         """The base with what the rules send away gone, and nothing else."""
         if any(value.pin and value.pin[0].startswith("offload:") for value in self.facts.values):
             base = self.plain()
-        chosen = [(i, tier) for i in self.movable(base) if (tier := self._rule(i)) is not None]
+        chosen = self._assign(base, ())
         return self._with(base, chosen, math.inf) if chosen else base
 
     def best(self, bound: int) -> Candidate | None:
@@ -59,8 +59,13 @@ class Offloader:
                 break
             found = self._under(base, bound)
             if found is not None:
-                best = found if best is None else min(best, found, key=fastest)
+                best = found if best is None else min(best, found, key=self._cheapest)
         return best
+
+    def _cheapest(self, candidate: Candidate) -> tuple[float, int, int]:
+        """Order by time; of two that take equally long, the one that moves less: disks wear."""
+        moved = sum(self.facts.values[move.value].bytes for move in candidate.moves)
+        return (round(candidate.seconds, 9), moved, candidate.peak)
 
     def smallest(self) -> Candidate | None:
         """The candidate with the lowest peak found: everything that may leave has left."""
@@ -129,15 +134,16 @@ class Offloader:
         waiting = []
         for i in self.movable(base):
             rule = self._rule(i)
-            if rule is not None and facts[i].bytes <= room[rule.name]:
-                room[rule.name] -= facts[i].bytes
+            if rule is not None and rule.room(facts[i].bytes) <= room[rule.name]:
+                room[rule.name] -= rule.room(facts[i].bytes)
                 chosen.append((i, rule))
             elif rule is None and i in values and self._free(i):
                 waiting.append(i)
         for i in reversed(waiting):
-            tier = next((t for t in self.tiers.tiers if not t.only_rules and facts[i].bytes <= room[t.name]), None)
+            size = facts[i].bytes
+            tier = next((t for t in self.tiers.tiers if not t.only_rules and t.room(size) <= room[t.name]), None)
             if tier is not None:
-                room[tier.name] -= facts[i].bytes
+                room[tier.name] -= tier.room(size)
                 chosen.append((i, tier))
         return chosen
 
@@ -152,7 +158,7 @@ class Offloader:
                 chosen = self._assign(base, movable[:middle])
                 found = self._with(base, chosen, self._bytes(base, window))
                 if found.peak <= bound:
-                    best = found if best is None else min(best, found, key=fastest)
+                    best = found if best is None else min(best, found, key=self._cheapest)
                     high = middle - 1
                 else:
                     low = middle + 1

@@ -24,7 +24,8 @@ from memgraph.planner.schedule import Schedule
 class Tier:
     """A place for offloaded values.  out, back: bytes a second.  capacity: bytes, None for no limit.
 
-    only_rules: only what a rule sends there goes there.
+    only_rules: only what a rule sends there goes there.  page, extra: a value takes whole pages (bytes) there, for
+    itself and so many bytes more.
     """
 
     name: str
@@ -32,6 +33,12 @@ class Tier:
     back: float
     capacity: int | None = None
     only_rules: bool = False
+    page: int = 1
+    extra: int = 0
+
+    def room(self, size: int) -> int:
+        """Bytes that a value of `size` bytes takes."""
+        return -(-(size + self.extra) // self.page) * self.page
 
 
 @dataclasses.dataclass(frozen=True)

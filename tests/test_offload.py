@@ -1,0 +1,343 @@
+"""Values that leave the device and return: the rewrite as text, its breaches, and gradients that are the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+from harness import Eager, assert_bitwise, gradients
+from models import FAMILIES, build
+from test_passes import ORDERED, capture_module, cut, literal, text
+from test_passes import Chain as Chained
+from torch import nn
+
+import memgraph
+from memgraph import runtime
+from memgraph.errors import VerifyError
+from memgraph.passes.offload import offload
+from memgraph.passes.recompute import recompute
+from memgraph.planner.offload import Tiers
+from memgraph.planner.plan import Plan, Transfer
+from memgraph.planner.transfers import Tier
+from memgraph.runtime import sanitized
+from memgraph.verify import verify_partition
+
+HOST = Tiers((Tier("host", 1e10, 1e10),))
+NVME = Tiers((Tier("nvme", 1e9, 1e9),))
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    yield str(tmp_path)
+    runtime.release()
+    statistics = runtime.statistics()
+    assert statistics.host_live == statistics.nvme_live == 0, "a value is still held"
+    assert not list(tmp_path.iterdir()), "a file was left behind"
+
+
+# --- the rewrite
+
+
+@pytest.fixture
+def chain():
+    return capture_module(Chained(), (torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)))
+
+
+MOVED = (Transfer("exp", 16, "host", "sin", ("mul_2", 0), ("mul_2", 0)),)
+
+
+def rewritten(chain, transfers=MOVED):
+    plan = Plan(("primals_1", "exp"), ORDERED[1:], transfers=transfers)
+    forward, backward = cut(chain, "primals_1", "exp")
+    backward = recompute(backward, plan)
+    return offload(forward, backward, plan, num_fwd_outputs=1, settings={"host": "{}"})
+
+
+def test_what_it_writes(chain):
+    forward, backward = rewritten(chain)
+    assert text(forward) == literal("""
+        def forward(self, primals_1, primals_2):
+        exp = exp.default(primals_2)
+        offload_start_default = torch.ops.memgraph.offload_start.default(exp, 'exp', 'host', '{}')
+        mul = mul.Tensor(primals_1, exp)
+        sin = sin.default(mul)
+        exp_held = torch.ops.memgraph.offload_finish.default(offload_start_default, exp, 'host')
+        mul_1 = mul.Tensor(sin, exp)
+        sum_1 = sum.default(mul_1)
+        return [sum_1, primals_1, exp_held]
+    """)
+
+
+def check(chain, forward, backward):
+    verify_partition(chain.before, forward, backward, num_fwd_outputs=1, pass_name="offload")
+
+
+def node(graph, name):
+    return next(node for node in graph.graph.nodes if name in node.name)
+
+
+def test_a_value_that_is_read_after_it_was_given_up_is_caught(chain):
+    with pytest.raises(VerifyError, match="mul_1 reads exp after exp_held has given it up"):
+        check(chain, *rewritten(chain))
+
+
+LATER = (dataclasses.replace(MOVED[0], finish="mul_1", load=("expand", 0)),)
+
+
+def test_a_legal_one_passes(chain):
+    check(chain, *rewritten(chain, LATER))
+
+
+def never_finished(forward, backward):
+    held, start = node(forward, "exp_held"), node(forward, "offload_start")
+    held.replace_all_uses_with(start)
+    forward.graph.erase_node(held)
+
+
+def started_twice(forward, backward):
+    start = node(forward, "offload_start")
+    with forward.graph.inserting_after(start):
+        forward.graph.node_copy(start)
+
+
+def reloaded_twice(forward, backward):
+    start = node(backward, "reload_start")
+    with backward.graph.inserting_after(start):
+        backward.graph.node_copy(start)
+
+
+def another_value(forward, backward):
+    node(forward, "exp_held").args = (node(forward, "offload_start"), node(forward, "sin"), "host")
+
+
+def another_shape(forward, backward):
+    for name in ("reload_start", "exp_reloaded"):
+        called = node(backward, name)
+        called.args = tuple([4, 1] if arg == [2, 2] else arg for arg in called.args)
+
+
+def another_layout(forward, backward):
+    for name in ("reload_start", "exp_reloaded"):
+        called = node(backward, name)
+        called.args = tuple([1, 2] if arg == [2, 1] else arg for arg in called.args)
+
+
+def not_waited_for(forward, backward):
+    node(backward, "exp_reloaded").replace_all_uses_with(node(backward, "reload_start"))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (never_finished, "is finished 0 times, not once"),
+        (started_twice, "starts a copy that offload_start_default has started"),
+        (reloaded_twice, "starts a copy that reload_start_default has started"),
+        (another_value, "gradient 0 .* is not the value"),
+        (another_shape, "exp_reloaded is said to be|is not the value"),
+        (another_layout, "exp_reloaded is said to be|is not the value"),
+        (not_waited_for, "is finished|is not the value"),
+    ],
+)
+def test_a_broken_rewrite_is_caught(chain, break_it, message):
+    forward, backward = rewritten(chain, LATER)
+    break_it(forward, backward)
+    with pytest.raises(VerifyError, match=message):
+        check(chain, forward, backward)
+
+
+def test_what_the_graph_does_not_hold(chain):
+    with pytest.raises(KeyError, match="tanh"):
+        rewritten(chain, (dataclasses.replace(LATER[0], finish="tanh"),))
+    with pytest.raises(ValueError, match="not among the saved outputs"):
+        rewritten(chain, (dataclasses.replace(LATER[0], name="sin"),))
+
+
+# --- gradients
+
+
+def step(name: str, backend, **options):
+    module, inputs = build(name, **options)
+
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def forward(self):
+            return self.module(**inputs)
+
+    return gradients(Step(), backend)
+
+
+def moving(scratch, tier="nvme", **options) -> Eager:
+    given = {"host": True} if tier == "host" else {"nvme": scratch}
+    options.setdefault("rules", {"*": f"offload:{tier}"})
+    return Eager(tiers=HOST if tier == "host" else NVME, offload={**given, "min_bytes": 0, "verify": True}, **options)
+
+
+@pytest.mark.parametrize(("name", "tier"), [*((name, "nvme") for name in FAMILIES), ("llama", "host"), ("t5", "host")])
+def test_the_same_bits(name, tier, scratch):
+    backend = moving(scratch, tier)
+    reference = step(name, Eager())
+    assert_bitwise(step(name, backend), reference)
+    assert len(backend.planned[-1].plan.transfers) > 5
+    with sanitized(0):
+        assert_bitwise(step(name, moving(scratch, tier)), reference)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_beside_recompute(name, scratch):
+    backend = Eager(fraction=0.5, tiers=NVME, offload={"nvme": scratch, "min_bytes": 0})
+    assert_bitwise(step(name, backend), step(name, Eager()))
+    plan = backend.planned[-1].plan
+    assert plan.transfers and not plan.stock
+
+
+def test_values_that_two_layers_share(scratch):
+    """One value read in several regions of the backward, as the keys that Gemma4's layers share."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.key, self.layers = nn.Linear(16, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x):
+            key = self.key(x).tanh()
+            for layer in self.layers:
+                x = nn.functional.dropout(layer(x).sigmoid() * key, 0.2, self.training)
+            return x.square().mean()
+
+    torch.manual_seed(0)
+    module, x = Shared(), torch.randn(8, 16)
+    backend = moving(scratch)
+    assert_bitwise(gradients(module, backend, x), gradients(module, Eager(), x))
+    transfers = {transfer.name for transfer in backend.planned[-1].plan.transfers}
+    assert any(name.startswith("tanh") for name in transfers)
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.dropout(layer(x.transpose(0, 1)).tanh(), 0.2, self.training).transpose(0, 1)
+        return x.square().mean(), x
+
+
+def small(scratch, **options):
+    torch.manual_seed(0)
+    module = Small()
+    torch._dynamo.reset()
+    backend = moving(scratch, **options)
+    return module, torch.compile(module, backend=backend), backend
+
+
+def test_a_value_that_is_returned_stays(scratch):
+    module, compiled, backend = small(scratch)
+    loss, x = compiled(torch.randn(16, 16))
+    (loss + x.sum()).backward()
+    plan, refusals = backend.planned[-1].plan, backend.planned[-1].refusals
+    assert plan.transfers
+    for refusal in refusals:
+        assert "returns it" in refusal.reason or "input of the graph" in refusal.reason or "view" in refusal.reason
+
+
+def test_twice_backward(scratch):
+    module, compiled, _ = small(scratch, retain_graph=True)
+    loss, _ = compiled(torch.randn(16, 16))
+    loss.backward(retain_graph=True)
+    first = [p.grad.clone() for p in module.parameters()]
+    assert runtime.statistics().nvme_live > 0, "the values have to stay for the second backward"
+    loss.backward()
+    for gradient, p in zip(first, module.parameters(), strict=True):
+        assert torch.equal(2 * gradient, p.grad)
+
+
+def test_two_forwards_then_their_backwards(scratch):
+    module, compiled, _ = small(scratch)
+    reference = Small()
+    reference.load_state_dict(module.state_dict())
+    batches = [torch.randn(16, 16) for _ in range(2)]
+    torch.manual_seed(3)
+    losses = [compiled(batch)[0] for batch in batches]
+    sum(losses).backward()
+    again = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    torch.manual_seed(3)
+    for loss in [compiled(batch)[0] for batch in batches][::-1]:
+        loss.backward()
+    for one, other in zip(again, module.parameters(), strict=True):
+        torch.testing.assert_close(one, other.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_no_backward_and_an_exception_leave_nothing(scratch):
+    module, compiled, _ = small(scratch)
+    for _ in range(3):
+        loss, _ = compiled(torch.randn(16, 16))
+        del loss, _
+        with pytest.raises(RuntimeError, match="between"):
+            loss, _ = compiled(torch.randn(16, 16))
+            assert runtime.statistics().nvme_live > 0
+            raise RuntimeError("between forward and backward")
+        del loss, _
+        assert runtime.statistics().nvme_live == 0
+
+
+def test_backward_on_another_thread(scratch):
+    module, compiled, _ = small(scratch)
+    loss, _ = compiled(torch.randn(16, 16))
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_sizes_that_change(scratch):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Sigmoid())
+    torch._dynamo.reset()
+    backend = moving(scratch)
+    compiled = torch.compile(lambda x: module(x.flatten(0, 1)).square().mean(), backend=backend, dynamic=True)
+    for length in (8, 24, 40):
+        x = torch.randn(2, length, 16)
+        module.zero_grad()
+        compiled(x).backward()
+        found = [p.grad.clone() for p in module.parameters()]
+        module.zero_grad()
+        module(x.flatten(0, 1)).square().mean().backward()
+        assert_bitwise(found, [p.grad for p in module.parameters()])
+    assert len(backend.planned) == 1 and backend.planned[0].plan.transfers
+
+
+def test_the_host_tier_of_a_cpu_is_for_rules_only(tmp_path):
+    from memgraph.hardware import built_in
+    from memgraph.options import parse_options
+    from memgraph.tiers import tiers
+
+    found = tiers(parse_options({"offload": {"host": "1GiB", "nvme": str(tmp_path)}}), built_in("cpu"))
+    assert [(tier.name, tier.only_rules) for tier in found.tiers] == [("host", True), ("nvme", False)]
+    with pytest.raises(memgraph.OffloadError, match="no-such"):
+        tiers(parse_options({"offload": {"nvme": str(tmp_path / "no-such")}}), built_in("cpu"))
+
+
+def test_a_tier_without_room(scratch):
+    """What does not fit goes to the next tier, else stays."""
+    torch.manual_seed(0)
+    module, x = Small(), torch.randn(16, 16)
+    small_host = Tiers((Tier("host", 1e10, 1e10, capacity=8192, page=4096), Tier("nvme", 1e9, 1e9)))
+    backend = Eager(last=True, tiers=small_host, offload={"host": 8192, "nvme": scratch, "min_bytes": 0})
+    torch._dynamo.reset()
+    torch.compile(module, backend=backend)(x)[0].backward()
+    plan = backend.planned[-1].plan
+    assert 0 < sum(transfer.tier == "host" for transfer in plan.transfers) <= 2
+    assert plan.bytes_on("nvme") > 0
+    backend = moving(scratch)
+    backend.tiers = Tiers((Tier("nvme", 1e9, 1e9, capacity=1024),))
+    torch._dynamo.reset()
+    torch.compile(module, backend=backend)(x)[0].backward()
+    assert backend.planned[-1].plan.bytes_on("nvme") <= 1024
+    assert any("no room" in refusal.reason for refusal in backend.planned[-1].refusals)
