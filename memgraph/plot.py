@@ -32,15 +32,17 @@ def layout(report: Report) -> Group:
 
     title = f"memgraph: {report.graph} on {report.device}" + (" (from a warm cache)" if report.cached else "")
     parts: list[Any] = [Text(title), Text(report.summary, style="bold"), _table("", _head(report))]
+    moves = any(decision.tier for decision in report.decisions)
     largest = sorted(report.binding, key=lambda tensor: -tensor.bytes)
     for title, columns, rows in (
         (
             "Modules (sums over equal layers)",
-            "module|>saved|>recomputed|>in time|why",
-            _module_rows(report.decisions),
+            f"module|>saved|>recomputed|{'>offloaded|' * moves}>in time|why",
+            (row if moves else (*row[:3], *row[4:]) for row in _module_rows(report.decisions)),
         ),
         ("Largest values kept", _VALUES, _value_rows(report.decisions, "save")),
         ("Largest values dropped", _VALUES, _value_rows(report.decisions, "recompute")),
+        ("Largest values offloaded", _VALUES, _value_rows(report.decisions, "offload")),
         ("Live at the predicted peak", ">bytes|value|module|source", _binding_rows(largest)),
         ("Refused", "what|why", ((refusal.what, refusal.reason) for refusal in report.refusals)),
         ("Notes", "", ((note,) for note in report.notes)),
@@ -63,7 +65,12 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
         spare = report.budget - report.reserve - report.predicted_peak
         source += f"; {format_size(abs(spare))} {'to spare' if spare >= 0 else 'OVER the budget'}"
     yield "predicted peak", f"{format_size(report.predicted_peak)} ({source})"
+    for tier, name in (("host", "host memory"), ("nvme", "the disk")):
+        if moved := report.bytes_on(tier):
+            yield f"offloaded to {name}", f"{format_size(moved)} a step, out and back"
     again = f"{_time(report.recompute_time)} of it recomputation"
+    if report.stall_time:
+        again += f", {_time(report.stall_time)} waiting for copies"
     yield "step time", f"{_time(report.unplanned_time)} -> {_time(report.predicted_time)} ({again})"
 
 
@@ -98,8 +105,8 @@ def _module_row(label: str, members: list[tuple[str, Decision]]) -> tuple[str, .
         whys[decision.why] += decision.bytes
     seconds = sum(decision.seconds for _, decision in members)
     why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
-    saved, dropped = (format_size(total[action]) if total[action] else "-" for action in ("save", "recompute"))
-    return label, saved, dropped, _time(seconds) if seconds else "-", why
+    sizes = [format_size(total[action]) if total[action] else "-" for action in ("save", "recompute", "offload")]
+    return label, *sizes, _time(seconds) if seconds else "-", why
 
 
 def _value_rows(decisions: Iterable[Decision], action: str) -> Iterator[tuple[str, ...]]:
@@ -108,12 +115,13 @@ def _value_rows(decisions: Iterable[Decision], action: str) -> Iterator[tuple[st
     for d in decisions:
         stem, _, rest = _split(d.module)
         if d.action == action:
-            alike.setdefault((d.bytes, stem, rest, d.source, d.why), []).append(d)
-    for same in sorted(alike.values(), key=lambda same: -len(same) * same[0].bytes)[:_TOP_VALUES]:
+            why = f"{d.tier}: {d.why}" if d.tier else d.why
+            alike.setdefault((d.bytes, stem, rest, d.source, why), []).append(d)
+    for (*_, why), same in sorted(alike.items(), key=lambda item: -len(item[1]) * item[0][0])[:_TOP_VALUES]:
         first, (stem, _, rest) = same[0], _split(same[0].module)
         module = _join(stem, [_split(d.module)[1] for d in same]) + rest
         times, source = f"x{len(same)}", os.path.basename(first.source)
-        yield first.name, format_size(first.bytes), times, module, source, first.why
+        yield first.name, format_size(first.bytes), times, module, source, why
 
 
 def _binding_rows(largest: list[Binding]) -> Iterator[tuple[str, ...]]:

@@ -41,6 +41,7 @@ class Report:
         source_of_peak: `"inductor wrapper"` (read from the generated code) or `"graph sweep"` (an estimate).
         predicted_time, unplanned_time: seconds of one step with this plan, and with Inductor's own partition.
         recompute_time: seconds of a step spent on recomputation beyond Inductor's own.
+        stall_time: seconds of a step spent waiting for copies to other tiers and back.
         decisions: what happens to each forward value that the backward reads, in the order of the graph.
         refusals: what was asked for and not done.
         timeline, unplanned_timeline: allocated bytes above the baseline, event by event.
@@ -75,6 +76,11 @@ class Report:
     versions: tuple[tuple[str, str], ...] = ()
     attempts: int = 1
     cached: bool = False
+    stall_time: float = 0.0
+
+    def bytes_on(self, tier: str) -> int:
+        """Bytes of one step's values on a tier, "host" or "nvme": written once a step there, and read once."""
+        return sum(decision.bytes for decision in self.decisions if decision.tier == tier)
 
     @property
     def saved(self) -> int:

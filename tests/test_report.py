@@ -290,3 +290,15 @@ def test_log_keeps_the_newest():
     assert log.newest() is numbered[4] and log.all() == numbered[2:]
     log.all().clear()
     assert len(log.all()) == 3
+
+
+def test_offloaded_values_have_a_column_a_line_and_a_table():
+    moved = Decision(
+        "mm", 3 * 2**20, "offload", "model.layers.0.mlp", "model.py:7", 0.0, "its copies cost less", "nvme"
+    )
+    text = str(dataclasses.replace(example(), decisions=(moved,), stall_time=0.25))
+    assert "offloaded to the disk" in text and "3.0 MiB a step, out and back" in text
+    assert "250.0 ms waiting for copies" in text
+    assert "Largest values offloaded" in text and "nvme: its copies cost less" in text
+    assert dataclasses.replace(example(), decisions=(moved,)).bytes_on("nvme") == 3 * 2**20
+    assert "offloaded" not in str(dataclasses.replace(example(), decisions=()))
