@@ -241,6 +241,49 @@ def compile_graph(
         return compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
 
 
+def lower_transfers() -> None:
+    """Teach Inductor about the operators that copy values to other tiers and back.
+
+    - The copy out and its end get one and the same buffer. By itself Inductor computes a value that it has fused
+      everywhere else into a buffer of its own for each of the two; the first would be given up before the copy ends.
+    - What comes back is aligned. Inductor takes every output of an operator with a CPU input for unaligned, which costs
+      Triton its wide loads, and what stands for a copy lies on the CPU.
+    """
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+    operators = torch.ops.memgraph
+    if operators.offload_start.default in lowerings:
+        return
+    stock = {
+        name: fallback_handler(getattr(operators, name).default)
+        for name in ("offload_start", "offload_finish", "reload_finish")
+    }
+
+    def offload_start(x: Any, *rest: Any) -> Any:
+        x.realize()
+        value = V.graph.current_node.args[0].meta["val"]
+        strides = [size.node.expr if isinstance(size, torch.SymInt) else size for size in value.stride()]
+        # The backward asks for the value with these strides, whatever layout Inductor would have liked better.
+        return stock["offload_start"](ir.ExternKernel.require_exact_strides(x, strides), *rest)
+
+    def offload_finish(ticket: Any, x: Any, tier: str) -> Any:
+        started = ticket.data.data.inputs[0]  # the ticket is an output of the operator that started the copy
+        source = started.inputs[0]
+        box = source if isinstance(source, ir.BaseView) else ir.StorageBox(source)
+        return stock["offload_finish"](ticket, ir.TensorBox(box), tier)
+
+    def reload_finish(*args: Any) -> Any:
+        y = stock["reload_finish"](*args)
+        V.graph.unaligned_buffers.discard(y.get_name())
+        return y
+
+    for lower in (offload_start, offload_finish, reload_finish):
+        register_lowering(getattr(operators, lower.__name__).default, type_promotion_kind=None)(lower)
+
+
 def inner_compile() -> Any:
     """Inductor's compiler of one graph."""
     from torch._inductor.compile_fx import compile_fx_inner

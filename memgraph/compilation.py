@@ -131,6 +131,7 @@ class Compilation:
             configured = contextlib.nullcontext()
             if partitioner is not None and _is_ours(partitioner, phase == "backward"):
                 configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
+            compat.lower_transfers()
             with configured, self.progress.stage(f"Inductor {phase}", graph=self.name):
                 lowered = stock(gm, inputs, **kwargs)
             lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
@@ -174,7 +175,7 @@ class Compilation:
         return int(usable * (1 - AUTO_MARGIN)) // step * step
 
     def _bound(self) -> Bound:
-        reserve = self.options.reserve
+        reserve = self.options.held_back
         if isinstance(self.options.budget, float):
             return Bound(fraction=self.options.budget, reserve=reserve)
         return Bound(None if self.budget is None else self.budget - self.baseline, None, reserve)
@@ -258,13 +259,13 @@ def build_report(
     above = truth.peak if truth is not None else planned.chosen.peak
     unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
     if planned.bound is not None and budget is None:
-        budget = baseline + options.reserve + planned.bound
+        budget = baseline + options.held_back + planned.bound
     levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)
     whole = step_seconds(planned)
     return Report(
         requested=str(options.budget),
         budget=budget,
-        reserve=options.reserve,
+        reserve=options.held_back,
         baseline=baseline,
         unplanned_peak=baseline + unplanned,
         predicted_peak=baseline + above,

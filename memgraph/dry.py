@@ -188,7 +188,7 @@ class _Capture:
             raise MemgraphError(f"cannot be planned for {target}: {problem}") from problem
 
     def _bound(self, hardware: Hardware, baseline: int) -> Bound:
-        budget, reserve = self.options.budget, self.options.reserve
+        budget, reserve = self.options.budget, self.options.held_back
         if isinstance(budget, float):
             return Bound(fraction=budget, reserve=reserve)
         if budget == "auto":

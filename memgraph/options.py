@@ -173,6 +173,10 @@ class OffloadOptions(BaseModel):
     min_bytes: Annotated[int, PlainValidator(_reserve)] = 1 << 20
     """Smaller values stay on the device unless a rule says otherwise."""
 
+    window: Annotated[int, PlainValidator(_reserve)] = 0
+    """With several graphs in a step (one for each layer): while a graph's backward runs, so many bytes of the one that
+    runs next may come back already. They are held back from the budget."""
+
     verify: StrictBool = False
     """Keep a checksum of every offloaded value and compare it when the value comes back."""
 
@@ -235,6 +239,11 @@ class Options(BaseModel):
                     f"allowed with option 'offload' such as {given[tier]}"
                 )
         return self
+
+    @property
+    def held_back(self) -> int:
+        """Bytes of the budget that no plan of one graph may use."""
+        return self.reserve + (self.offload.window if self.offload else 0)
 
     @property
     def inductor(self) -> dict[str, Any]:

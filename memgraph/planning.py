@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import hashlib
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ def plan_partition(
         if check:
             check(forward, backward, pass_name="recompute")
         if plan.transfers:
-            told = settings(options, tiers)
+            told = settings(options, tiers, graph=hashlib.sha256(joint.code.encode()).hexdigest()[:16])
             forward, backward = offload(forward, backward, plan, num_fwd_outputs=num_fwd_outputs, settings=told)
             if check:
                 check(forward, backward, pass_name="offload")

@@ -47,11 +47,13 @@ def tiers(options: Options, hardware: Hardware, here: bool = True) -> Tiers:
     return Tiers(tuple(found), wanted.min_bytes)
 
 
-def settings(options: Options, found: Tiers) -> dict[str, str]:
-    """What the copies of each tier are told, as JSON (memgraph.runtime.Settings)."""
+def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
+    """What the copies of each tier are told, as JSON (memgraph.runtime.Settings).  graph: tells graphs apart."""
     if options.offload is None:
         return {}
     common = {"verify": options.offload.verify}
+    if options.offload.window:
+        common |= {"window": options.offload.window, "graph": graph}
     text = {}
     for tier in found.tiers:
         own = {"cap": tier.capacity} if tier.name == "host" else {"folder": options.offload.nvme.path}

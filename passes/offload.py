@@ -113,9 +113,5 @@ def _call(graph: fx.Graph, packet: Any, arguments: tuple, name: str | None = Non
     node = graph.create_node("call_function", packet.default, arguments, name=name)
     mode = compat.fake_mode_of([read.meta["val"] for read in node.all_input_nodes])
     with compat.propagating(mode):
-        values = fx.map_arg(node.args, lambda read: read.meta["val"])
-        node.meta["val"] = packet(*values)
-    # Inductor holds the operator's inputs to these strides; without them a value came in another layout than its copy
-    # is asked back in.
-    node.meta["eager_input_vals"] = (tuple(values), {})
+        node.meta["val"] = packet(*fx.map_arg(node.args, lambda read: read.meta["val"]))
     return node
