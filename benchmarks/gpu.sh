@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a CUDA GPU, in one command and without a network: the CUDA tests, the demo, the comparison.
 #
-#   benchmarks/gpu.sh                        check, then all three
+#   benchmarks/gpu.sh                        check, then all four
 #   benchmarks/gpu.sh tests bench            only these, in this order
 #   PYTHON=/opt/py/bin/python OUT=out/gpu ARMS=inductor,memgraph ROUNDS=3 benchmarks/gpu.sh bench
 #
@@ -75,11 +75,17 @@ stage_bench() {
         --budgets 1.0,0.6,0.4,0.25 --activation-budgets 0.5,0.25,0.1
 }
 
+stage_offload() {
+    # Trained on one scratch folder: TMPDIR should lie on an NVMe disk.
+    "$python" -m memgraph.cli calibrate --scratch "${TMPDIR:-/tmp}"
+    "$python" benchmarks/offload.py --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --name cuda-offload
+}
+
 stages=("$@")
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench offload)
 for stage in "${stages[@]}"; do
     if ! declare -F "stage_$stage" > /dev/null; then
-        echo "no stage $stage; there are: tests, demo, bench" >&2
+        echo "no stage $stage; there are: tests, demo, bench, offload" >&2
         exit 2
     fi
 done

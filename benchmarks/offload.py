@@ -4,6 +4,8 @@
     memgraph disk      memgraph under a budget, the scratch folder as its only lever
     memgraph both      the same with recompute beside it
     memgraph again     the same budget by recompute alone
+    memgraph host      host memory as the only lever (on CUDA; on the CPU it would save nothing)
+    save_on_cpu        Inductor under torch.autograd.graph.save_on_cpu(pin_memory=True) (on CUDA)
     hooks              Inductor, its saved tensors through saved_tensors_hooks, torch.save and torch.load, one at a time
 
 Each arm is a process of its own that compiles, runs a step, and then steps in turn with the others. Resident memory is
@@ -31,11 +33,16 @@ from models import Shape, make
 
 MIB = machine.MIB
 SEED = 1234
-ARMS = ("inductor", "memgraph disk", "memgraph both", "memgraph again", "hooks")
+ARMS = {
+    "cpu": ("inductor", "memgraph disk", "memgraph both", "memgraph again", "hooks"),
+    "cuda": ("inductor", "memgraph host", "memgraph disk", "memgraph both", "memgraph again", "save_on_cpu"),
+}
+DISK, HOST = "nvme", "host"
 LEVERS: dict[str, dict[str, Any]] = {
-    "memgraph disk": {"recompute": False, "offload": True},
-    "memgraph both": {"offload": True},
-    "memgraph again": {},
+    "memgraph disk": {"recompute": False, "tiers": (DISK,)},
+    "memgraph host": {"recompute": False, "tiers": (HOST,)},
+    "memgraph both": {"tiers": (HOST, DISK)},
+    "memgraph again": {"tiers": ()},
 }
 
 
@@ -49,7 +56,9 @@ def main(
     budget: Annotated[float, typer.Option(help="Of what Inductor allocates above the start of a step.")] = 0.5,
     rounds: Annotated[int, typer.Option(help="Timed steps of each arm, in turn.")] = 5,
     flat: Annotated[int, typer.Option(help="Steps of one more run that watches for growth; 0 for none.")] = 0,
-    arms: str = ",".join(ARMS),
+    arms: Annotated[str, typer.Option(help="Separated by commas; by default those that the device has.")] = "",
+    device: str = "cpu",
+    dtype: str = "float32",
     scratch: Annotated[str, typer.Option(help="Folder for the files; by default one that is made and removed.")] = "",
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "cpu-offload",
 ) -> None:
@@ -57,15 +66,20 @@ def main(
     shape = Shape(layers, hidden, sequence, vocabulary, batch)
     folder = tempfile.mkdtemp(dir=scratch or None, prefix="memgraph-offload-")
     common = {"model": model, "shape": vars(shape), "budget": budget, "scratch": folder}
+    common |= {"device": device, "dtype": dtype}
     try:
-        data: dict[str, Any] = {"machine": machine.describe(), "shape": vars(shape), "budget": budget}
+        data: dict[str, Any] = {"machine": machine.describe(device), "shape": vars(shape), "budget": budget}
         if rounds:
-            data["arms"] = compare([{**common, "arm": arm} for arm in arms.split(",")], rounds)
+            names = arms.split(",") if arms else ARMS[device]
+            data["arms"] = compare([{**common, "arm": arm} for arm in names], rounds)
         if flat:
             data["flat"] = watch({**common, "arm": "memgraph both"}, flat)
+        out = machine.results_folder(name)
+        for arm in data.get("arms", ()):
+            if trace := arm.pop("trace", None):  # of the newest memgraph arm; opens in Perfetto
+                shutil.copy(trace, out / "trace.json")
     finally:
         shutil.rmtree(folder)
-    out = machine.results_folder(name)
     (out / "results.json").write_text(json.dumps(data, indent=1) + "\n")
     text = f"# Offload\n\n{machine.headline(data['machine'])}\n{shape}\n\n{table(data)}"
     (out / "table.md").write_text(text)
@@ -167,13 +181,16 @@ class Worker:
     def __init__(self, given: dict[str, Any]) -> None:
         import torch
 
-        self.arm, self.scratch = given["arm"], given["scratch"]
-        self.case = make(given["model"], Shape(**given["shape"]))
+        self.arm, self.scratch, self.device = given["arm"], given["scratch"], given["device"]
+        dtype = getattr(torch, given["dtype"])
+        self.case = make(given["model"], Shape(**given["shape"]), self.device, dtype)
         options: dict[str, Any] = {}
         if self.arm in LEVERS:
             options = LEVERS[self.arm] | {"budget": given["budget"]}
-            if options.pop("offload", False):
-                options["offload"] = {"nvme": self.scratch}
+            tiers = options.pop("tiers")
+            offload = {DISK: self.scratch} if DISK in tiers else {}
+            offload |= {HOST: True} if HOST in tiers and self.device == "cuda" else {}
+            options["offload"] = offload or False
         backend = "memgraph" if self.arm in LEVERS else "inductor"
         extra = {"options": options} if options else {}
         self.loss = torch.compile(self.case.loss, backend=backend, fullgraph=True, **extra)
@@ -186,6 +203,10 @@ class Worker:
         torch.manual_seed(SEED)
         if self.arm == "hooks":
             with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+                loss = self.loss(*self.case.inputs)
+            loss.backward()
+        elif self.arm == "save_on_cpu":
+            with torch.autograd.graph.save_on_cpu(pin_memory=True):
                 loss = self.loss(*self.case.inputs)
             loss.backward()
         else:
@@ -224,7 +245,7 @@ class Worker:
         if self.arm == "inductor":
             torch.save(gradients, reference)
         elif reference.exists():
-            wanted = torch.load(reference)
+            wanted = torch.load(reference, map_location=self.device)
             facts["difference"] = max(
                 float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
                 for a, b in zip(gradients, wanted, strict=True)
@@ -232,8 +253,10 @@ class Worker:
             del wanted
         del gradients
         self.case.clear()
-        facts["allocated"] = peak_above_start(self.step, "cpu")
+        facts["allocated"] = peak_above_start(self.step, self.device)
         self.case.clear()
+        if self.device == "cuda" and self.arm in LEVERS:
+            facts["trace"] = self.trace()
         if self.arm in LEVERS:
             import memgraph
 
@@ -241,19 +264,37 @@ class Worker:
             facts |= {
                 "predicted": report.predicted_peak - report.baseline,
                 "attempts": report.attempts,
-                "moved": report.bytes_on("nvme"),
+                "moved": report.bytes_on(DISK) + report.bytes_on(HOST),
                 "stall": report.stall_time,
             }
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
         self.start = _status("VmRSS")
         return facts
 
+    def trace(self) -> str:
+        """One step as a Chrome trace, in which the copies can be seen to overlap the kernels; returns the file."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            self.timed()
+        path = os.path.join(self.scratch, f"{self.arm.replace(' ', '-')}.json")
+        profiled.export_chrome_trace(path)
+        return path
+
     def timed(self) -> dict[str, Any]:
+        self.synchronize()
         start = time.perf_counter()
         self.step()
+        self.synchronize()
         seconds = time.perf_counter() - start
         self.case.clear()
         return {"seconds": seconds}
+
+    def synchronize(self) -> None:
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def memory(self) -> dict[str, Any]:
         return {"resident": _status("VmHWM") - self.start}
@@ -266,7 +307,7 @@ class Worker:
         self.timed()
         held = runtime.statistics()
         return {
-            "allocated": allocated_bytes("cpu"),
+            "allocated": allocated_bytes(self.device),
             "resident": _status("VmRSS"),
             "pool": held.host_pool,
             "file": held.nvme_file,

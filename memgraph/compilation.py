@@ -20,7 +20,7 @@ from memgraph.errors import BudgetError
 from memgraph.hardware import load
 from memgraph.lowered import inputs_of, read_wrapper, saved_inputs, step_timeline
 from memgraph.measure import allocated_bytes
-from memgraph.options import Options
+from memgraph.options import Options, parse_options
 from memgraph.ordering import KeepOrder
 from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
@@ -58,6 +58,7 @@ class Compilation:
         self.baseline = allocated_bytes(self.device)
         self.budget = self._budget()
         self.store = Store()
+        self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
         self.tiers = tiers(options, self.hardware)
 
     def run(self) -> Any:
@@ -65,7 +66,9 @@ class Compilation:
         if not self._trains():
             return self._lower(None, Lowering(), cache=True)
         bound = self._bound()
-        key = self._key(bound)
+        if bound.fraction is not None:
+            bound = self._share_of_unplanned(bound)
+        key = self._key(bound, self.options)
         known = self._known(key)
         start = time.perf_counter()
         if known is not None:
@@ -103,6 +106,42 @@ class Compilation:
         raise BudgetError(
             minimum=minimum, binding=planned.binding(), budget=self.baseline + bound.reserve + planned.bound
         )
+
+    def _share_of_unplanned(self, bound: Bound) -> Bound:
+        """A fraction as bytes: of what the same graph allocates when plain Inductor lowers it.
+
+        That costs a compilation, once for a graph. Where its wrapper cannot be read, the fraction is one of the sweep.
+        """
+        plain = parse_options(
+            {
+                "budget": None,
+                "retain_graph": self.options.retain_graph,
+                "inductor": self.options.inductor,
+                "mode": self.options.mode,
+                "verify": self.options.verify,
+            }
+        )
+        key = self._key(Bound(), plain)
+        kept = self.store.get(key) if self.options.cache else None
+        if isinstance(kept, dict) and isinstance(kept.get("unplanned"), int):
+            self.unplanned = kept["unplanned"]
+        else:
+            name = f"{self.name}, unplanned"
+            partitioner = Partitioner(plain, self.hardware, Bound(), self.progress, name)
+            for cache in (self.options.cache, False):  # a warm cache answers without the partitioner
+                lowering = Lowering()
+                self._lower(partitioner, lowering, cache=cache)
+                if partitioner.planned:
+                    break
+            if not partitioner.planned:
+                return bound  # nothing was differentiated
+            try:
+                self.unplanned = read_step(partitioner, lowering, self.device.type).peak
+            except NotReadable:
+                return bound
+            if self.options.cache:
+                self.store.put(key, {"unplanned": self.unplanned})
+        return Bound(bytes=int(bound.fraction * self.unplanned), reserve=bound.reserve, unplanned=self.unplanned)
 
     def _known(self, key: str) -> tuple[int, bool, Report] | None:
         """Margin, last and report of the attempt that was accepted before for this key, where all of that is kept."""
@@ -180,12 +219,12 @@ class Compilation:
             return Bound(fraction=self.options.budget, reserve=reserve)
         return Bound(None if self.budget is None else self.budget - self.baseline, None, reserve)
 
-    def _key(self, bound: Bound) -> str:
+    def _key(self, bound: Bound, options: Options) -> str:
         """The name of this graph under this configuration, for the plan store."""
         digest = hashlib.sha256()
         for part in (
             compat.graph_text(self.gm, self.inputs),
-            self.options.key(),
+            options.key(),
             repr(bound),
             self.hardware.to_json(),
             source_fingerprint(),
@@ -224,6 +263,7 @@ class Compilation:
             stages=(*self.progress.stages, ("all", seconds)),
             notes=tuple(notes),
             attempts=attempts,
+            unplanned=self.unplanned,
         )
         return report, report.predicted_peak - self.baseline
 
@@ -248,16 +288,25 @@ def holding(compiled: Any, kept: list[Any]) -> Any:
 
 
 def build_report(
-    planned: Planned, options: Options, truth: Timeline | None, *, baseline: int, budget: int | None, **known: Any
+    planned: Planned,
+    options: Options,
+    truth: Timeline | None,
+    *,
+    baseline: int,
+    budget: int | None,
+    unplanned: int | None = None,
+    **known: Any,
 ) -> Report:
     """The report of one planned graph.
 
     truth: what Inductor's wrappers allocate, or None where only the sweep is known.  budget: bytes, or None where the
-    graph decides.  known: the report's fields that the plan does not speak of.
+    graph decides.  unplanned: bytes above the baseline that plain Inductor allocates, where it was asked.
+    known: the report's fields that the plan does not speak of.
     """
     stock = timeline(planned.facts, planned.stock)
     above = truth.peak if truth is not None else planned.chosen.peak
-    unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
+    if unplanned is None:
+        unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
     levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)

@@ -41,7 +41,7 @@ class Bound:
 
     bytes: absolute, or None. fraction: of what Inductor's own split allocates, or None. reserve: bytes less than
     that. margin: bytes less than that again, since an earlier plan turned out larger than its sweep. last: take the
-    lowest peak that there is, whatever the bound.
+    lowest peak that there is, whatever the bound. unplanned: bytes that Inductor's own split allocates, if known.
     """
 
     bytes: int | None = None
@@ -49,6 +49,7 @@ class Bound:
     reserve: int = 0
     margin: int = 0
     last: bool = False
+    unplanned: int | None = None
 
     def above_baseline(self, unplanned: int) -> int | None:
         """Bytes above the baseline that the step may reach; None for no bound."""
@@ -119,7 +120,8 @@ def plan_partition(
     if not bound.last:
         limit = None if wanted is None else wanted - bound.margin
         unplanned = planner.unplanned()
-        if limit is None or unplanned.peak <= limit:
+        known = bound.unplanned if unplanned.stock else None
+        if limit is None or (unplanned.peak if known is None else known) <= limit:
             chosen = unplanned
         else:
             chosen = planner.best(int(limit * (1 - SPARE))) or planner.best(limit)

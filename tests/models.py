@@ -93,12 +93,39 @@ def t5(dropout: float = 0.1):
     return transformers.T5ForConditionalGeneration(config), {"input_ids": _ids(), "labels": _ids()}
 
 
+def gemma4():
+    """The last two of four layers read the keys and values of the two before."""
+    import transformers
+
+    config = transformers.Gemma4TextConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, global_head_dim=16, vocab_size=128, vocab_size_per_layer_input=128, hidden_size_per_layer_input=16,
+        max_position_embeddings=64, use_cache=False, sliding_window=16, num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    return transformers.Gemma4ForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
+
+
+def gpt_oss():
+    import transformers
+
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=128, max_position_embeddings=64, use_cache=False, sliding_window=16,
+        num_local_experts=4, num_experts_per_tok=2, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.GptOssForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
+
+
 FAMILIES = {"llama": llama, "qwen3": qwen3, "gemma3": gemma3, "gpt2": gpt2, "bert": bert, "vit": vit, "t5": t5}
+
+
+MORE = {"gemma4": gemma4, "gpt_oss": gpt_oss}
 
 
 def build(name: str, **options) -> tuple[Loss, dict]:
     """A model in training mode from a fixed seed, and its inputs."""
     torch.manual_seed(0)
-    model, inputs = FAMILIES[name](**options)
+    model, inputs = (FAMILIES | MORE)[name](**options)
     model.train()
     return Loss(model), inputs

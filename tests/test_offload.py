@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import threading
 
 import pytest
 import torch
 from harness import Eager, assert_bitwise, gradients
-from models import FAMILIES, build
+from models import FAMILIES, MORE, build
 from test_passes import ORDERED, capture_module, cut, literal, text
 from test_passes import Chain as Chained
 from torch import nn
@@ -22,6 +24,7 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Plan, Transfer
 from memgraph.planner.transfers import Tier
 from memgraph.runtime import sanitized
+from memgraph.runtime.scratch import Calls
 from memgraph.verify import verify_partition
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
@@ -177,7 +180,9 @@ def moving(scratch, tier="nvme", **options) -> Eager:
     return Eager(tiers=HOST if tier == "host" else NVME, offload={**given, "min_bytes": 0, "verify": True}, **options)
 
 
-@pytest.mark.parametrize(("name", "tier"), [*((name, "nvme") for name in FAMILIES), ("llama", "host"), ("t5", "host")])
+@pytest.mark.parametrize(
+    ("name", "tier"), [*((name, "nvme") for name in FAMILIES | MORE), ("llama", "host"), ("t5", "host")]
+)
 def test_the_same_bits(name, tier, scratch):
     backend = moving(scratch, tier)
     reference = step(name, Eager())
@@ -311,6 +316,83 @@ def test_sizes_that_change(scratch):
         module(x.flatten(0, 1)).square().mean().backward()
         assert_bitwise(found, [p.grad for p in module.parameters()])
     assert len(backend.planned) == 1 and backend.planned[0].plan.transfers
+
+
+class Failing(Calls):
+    """A disk on which every write, or every read, fails."""
+
+    def __init__(self, call: str, error: int):
+        self.call, self.error = call, error
+
+    def _fail(self, call: str) -> None:
+        if call == self.call:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def pwrite(self, file: int, data: memoryview, offset: int) -> int:
+        if offset or len(data) > 4096:  # not the first page, with which the file is tried out
+            self._fail("pwrite")
+        return super().pwrite(file, data, offset)
+
+    def pread(self, file: int, data: memoryview, offset: int) -> int:
+        self._fail("pread")
+        return super().pread(file, data, offset)
+
+    def fallocate(self, file: int, offset: int, size: int) -> None:
+        self._fail("fallocate")
+        super().fallocate(file, offset, size)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("pwrite", errno.EIO), ("pread", errno.EIO), ("pwrite", errno.ENOSPC), ("fallocate", errno.ENOSPC)],
+)
+def test_a_fault_is_named_in_its_step_and_the_next_step_goes_on(scratch, call, error):
+    module, compiled, _ = small(scratch)
+    x = torch.randn(16, 16)
+    torch.manual_seed(3)
+    compiled(x)[0].backward()
+    wanted = [p.grad.clone() for p in module.parameters()]
+    runtime.scratch_file(scratch, "cpu", calls=Failing(call, error))
+    with pytest.raises(memgraph.OffloadError) as caught:
+        compiled(x)[0].backward()
+    assert caught.value.value and caught.value.tier == "nvme" and caught.value.path == scratch
+    assert os.strerror(error) in str(caught.value)
+    del caught
+    runtime.scratch_file(scratch, "cpu", calls=Calls())
+    module.zero_grad()
+    torch.manual_seed(3)
+    compiled(x)[0].backward()
+    assert_bitwise([p.grad for p in module.parameters()], wanted)
+
+
+def test_an_interrupt_in_the_forward(scratch):
+    interrupts = [True]
+
+    class Interrupted(Calls):
+        def fallocate(self, file, offset, size):
+            if interrupts:
+                interrupts.pop()
+                raise KeyboardInterrupt
+            super().fallocate(file, offset, size)
+
+    module, compiled, _ = small(scratch)
+    runtime.scratch_file(scratch, "cpu", calls=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        compiled(torch.randn(16, 16))
+    assert runtime.statistics().nvme_live == 0
+    compiled(torch.randn(16, 16))[0].backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_many_steps_hold_nothing_more(scratch):
+    module, compiled, _ = small(scratch)
+    held = []
+    for _ in range(50):
+        module.zero_grad()
+        compiled(torch.randn(16, 16))[0].backward()
+        statistics = runtime.statistics()
+        held.append((statistics.nvme_live, statistics.nvme_file, statistics.host_pool))
+    assert len(set(held[1:])) == 1 and held[-1][0] == 0
 
 
 def test_the_host_tier_of_a_cpu_is_for_rules_only(tmp_path):

@@ -41,15 +41,17 @@ class Offloader:
         self.planner, self.facts, self.tiers = planner, planner.facts, tiers
         values, facts = planner.facts.values, planner.facts
         self._returned = {values[i].storage for i in facts.forward_outputs}
-        self._clocks: dict[int, Clock] = {}
+        self._pins = any(value.pin and value.pin[0].startswith("offload:") for value in values)
+        self._clocks: dict[tuple[int, ...], Clock] = {}  # by what is saved: all else of a schedule follows from it
         self._stock: Candidate | None = None
 
     def pinned(self, base: Candidate) -> Candidate:
         """The base with what the rules send away gone, and nothing else."""
-        if any(value.pin and value.pin[0].startswith("offload:") for value in self.facts.values):
-            base = self.plain()
-        chosen = self._assign(base, ())
-        return self._with(base, chosen, math.inf) if chosen else base
+        if not self._pins:
+            return base
+        roots = self.plain() if base.stock else base
+        chosen = self._assign(roots, ())
+        return self._with(roots, chosen, math.inf) if chosen else base
 
     def best(self, bound: int) -> Candidate | None:
         """The fastest candidate found whose peak is at most `bound`; None where there is none."""
@@ -180,9 +182,10 @@ class Offloader:
         return window * max((self.facts.values[i].bytes for i in self.movable(base)), default=0)
 
     def _clock(self, base: Candidate) -> Clock:
-        if id(base) not in self._clocks:
-            self._clocks[id(base)] = Clock(self.facts, base.schedule)
-        return self._clocks[id(base)]
+        saved = base.schedule.saved
+        if saved not in self._clocks:
+            self._clocks[saved] = Clock(self.facts, base.schedule)
+        return self._clocks[saved]
 
     def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:
         """Values that a rule sends away and that stay, with the reason."""

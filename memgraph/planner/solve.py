@@ -72,8 +72,11 @@ class Planner:
         if bound is None or stock.peak <= bound:
             return stock
         kept = self._kept(bound) if self.recompute else None
-        if self.offloader is None or (kept is not None and kept.seconds <= 0):
+        if self.offloader is None:
             return kept
+        if kept is not None:
+            kept = self.offloader.pinned(kept)
+            kept = kept if kept.peak <= bound else None
         moved = self.offloader.best(bound)
         return min((c for c in (kept, moved) if c is not None), key=fastest, default=None)
 
@@ -101,8 +104,10 @@ class Planner:
     def smallest(self) -> Candidate:
         """The candidate with the lowest peak that this planner can find."""
         lowest = self._lowest()
-        moved = None if self.offloader is None else self.offloader.smallest()
-        return lowest if moved is None else min(lowest, moved, key=smallest)
+        if self.offloader is None:
+            return lowest
+        found = [self.offloader.pinned(lowest), self.offloader.smallest()]
+        return min((candidate for candidate in found if candidate is not None), key=smallest)
 
     def _lowest(self) -> Candidate:
         pool = [self.stock] + ([c for _, c in self.uniform()] if self.recompute else [])

@@ -17,7 +17,7 @@ import torch
 
 from memgraph.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
-from memgraph.runtime.scratch import Scratch
+from memgraph.runtime.scratch import Scratch, advise_huge
 from memgraph.runtime.slots import PAGE, pages
 from memgraph.runtime.value import Latch, Layout, Settings, Transfer, Value
 
@@ -53,6 +53,7 @@ class NvmeTier(Scratch):
         if layout.device.type != "cpu" or not layout.nbytes:
             return layout.empty()
         memory = torch.empty(destination(layout.nbytes, layout.device), dtype=torch.uint8)
+        advise_huge(memory)
         start = -memory.data_ptr() % PAGE + value.shift
         # A storage that begins there: with an offset into a larger one, an as_strided in the graph would go wrong.
         storage = memory.untyped_storage()[start : start + layout.nbytes]

@@ -29,6 +29,21 @@ _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
+_MADV_HUGEPAGE = 14
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def advise_huge(memory: torch.Tensor) -> None:
+    """Ask for huge pages under fresh memory of the CPU: a read into small ones waits for each to be made.
+
+    Only advice: where the system does not take it, nothing changes.
+    """
+    start = -(-memory.data_ptr() // PAGE) * PAGE
+    size = (memory.data_ptr() + memory.nbytes - start) // PAGE * PAGE
+    if size > 0 and hasattr(_libc, "madvise"):
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+
+
 class Calls:
     """The system calls of a scratch file; tests hand in others. All raise OSError."""
 

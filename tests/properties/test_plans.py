@@ -141,6 +141,30 @@ def test_any_bound_with_copies(program, rate):
 
 
 @settings(SETTINGS, max_examples=15)
+@given(programs(most=12), st.sets(st.integers(0, 40), min_size=1, max_size=3))
+def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
+    facts = capture(program).facts
+    may = [i for i in SavedSetCut(facts).needed if facts.values[i].movable and not facts.values[i].fixed]
+    assume(may)
+    away = {may[n % len(may)] for n in drawn}
+    values = tuple(
+        dataclasses.replace(v, pin=("offload:host", "test")) if i in away else v for i, v in enumerate(facts.values)
+    )
+    planner = Planner(dataclasses.replace(facts, values=values), offload=HOST)
+    low = planner.smallest()
+    for candidate in (
+        planner.best(None),
+        planner.best(low.peak),
+        planner.best((low.peak + planner.stock.peak) // 2),
+        low,
+    ):
+        refused = {i for i, _ in planner.offloader.refused(candidate)}
+        moves = {move.value for move in candidate.moves}
+        assert away & set(candidate.schedule.saved) <= moves | refused
+        assert not away & candidate.schedule.recomputed or candidate.schedule.saved == planner.stock.schedule.saved
+
+
+@settings(SETTINGS, max_examples=15)
 @given(programs(sorted(set(OPS) - SCRATCH - {"write_row"})), st.sets(st.integers(0, 40)))
 def test_the_predicted_peak_is_the_profilers(program, chosen):
     captured = capture(program, decompose=False)
