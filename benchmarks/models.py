@@ -44,11 +44,11 @@ class Case:
 
 def make(name: str, shape: Shape, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Case:
     """The model `name` with weights from seed 0, in training mode, and its batch."""
-    if name not in FACTORIES:
-        raise ValueError(f"no model {name!r}; there are: {', '.join(FACTORIES)}")
+    if name not in FACTORIES | MORE:
+        raise ValueError(f"no model {name!r}; there are: {', '.join(FACTORIES | MORE)}")
     torch.manual_seed(0)
     with torch.device(device):
-        model, inputs, loss = FACTORIES[name](shape)
+        model, inputs, loss = (FACTORIES | MORE)[name](shape)
     model.to(dtype)
     model.train()
     inputs = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
@@ -185,6 +185,24 @@ def t5(shape: Shape) -> Made:
     return model, inputs, lambda ids, labels: model(input_ids=ids, labels=labels).loss
 
 
+def gemma4(shape: Shape) -> Made:
+    """Both kinds of attention, and the last half of the layers reads the keys and values of the first."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    config = Gemma4TextConfig(
+        **_decoder(shape),
+        head_dim=64,
+        global_head_dim=64,
+        sliding_window=max(16, shape.sequence // 4),
+        layer_types=["sliding_attention", "full_attention"] * (shape.layers // 2),
+        num_kv_shared_layers=shape.layers // 2,
+        vocab_size_per_layer_input=shape.vocabulary,
+        hidden_size_per_layer_input=shape.hidden // 4,
+    )
+    return _with_labels(Gemma4ForCausalLM(config), shape)
+
+
 FACTORIES: dict[str, Callable[[Shape], Made]] = {
     factory.__name__: factory for factory in (llama, qwen3, gemma3, gpt2, bert, vit, t5)
 }
+MORE = {"gemma4": gemma4}  # for benchmarks of one lever
