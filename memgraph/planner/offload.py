@@ -150,22 +150,25 @@ class Offloader:
         return chosen
 
     def _under(self, base: Candidate, bound: int) -> Candidate | None:
-        """The base with as few of its first-born values gone as the bound asks for."""
+        """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
         movable = self.movable(base)
-        best: Candidate | None = None
+        everything = self._assign(base, movable)
+        if self._with(base, everything, 0).peak > bound:  # nothing gives memory back earlier
+            return None
         for window in WINDOWS:
-            low, high = 0, len(movable)
-            while low <= high:
-                middle = (low + high) // 2
-                chosen = self._assign(base, movable[:middle])
-                found = self._with(base, chosen, self._bytes(base, window))
-                if found.peak <= bound:
-                    best = found if best is None else min(best, found, key=self._cheapest)
-                    high = middle - 1
-                else:
-                    low = middle + 1
-            if best is not None and best.stall == 0:
+            window = self._bytes(base, window)
+            best = self._with(base, everything, window)
+            if best.peak <= bound:
                 break
+        low, high = 0, len(movable) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            found = self._with(base, self._assign(base, movable[:middle]), window)
+            if found.peak <= bound:
+                best = min(best, found, key=self._cheapest)
+                high = middle - 1
+            else:
+                low = middle + 1
         return best
 
     def _with(self, base: Candidate, chosen: Sequence[tuple[int, Tier]], window: float) -> Candidate:
