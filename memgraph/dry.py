@@ -22,10 +22,11 @@ from typing import Any
 import torch
 
 from memgraph import compat
-from memgraph.compilation import AUTO_MARGIN, build_report
+from memgraph.compilation import AUTO_MARGIN
 from memgraph.errors import BudgetError, GraphError, MemgraphError, OptionsError
 from memgraph.hardware import Hardware, built_in, load
 from memgraph.options import Options, parse_options
+from memgraph.outcome import build_report
 from memgraph.partitioner import Partitioner
 from memgraph.planning import Bound
 from memgraph.progress import Progress

@@ -23,8 +23,9 @@ from memgraph.measure import peak_above_start
 from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
+from memgraph.pins import protect
 from memgraph.planner.candidate import Candidate
-from memgraph.planning import _protect, make_plan
+from memgraph.planning import make_plan
 from memgraph.verify import snapshot, verify_partition
 
 HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)
@@ -163,7 +164,7 @@ def capture_module(module: nn.Module, inputs: tuple[Tensor, ...], *, decompose: 
 
     def split(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         before = snapshot(joint)
-        protected = _protect(joint)
+        protected = protect(joint)
         forward, backward = compat.stock_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         facts = read_joint(
             joint,

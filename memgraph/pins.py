@@ -1,0 +1,75 @@
+"""What the planner may not change: what must cross to the backward, and what the rules ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+
+import torch
+from torch import fx
+
+from memgraph import compat
+from memgraph.facts.joint import JointFacts, overwritten_inputs
+from memgraph.facts.operators import draws, short_name, twice_is_wrong
+from memgraph.facts.regions import module_path
+
+
+def protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
+    """Tag what must cross to the backward: draws, and what is read from inputs that the forward overwrites.
+
+    Inductor's partitioner would redraw an untagged seed under a user's checkpoint, and recompute from a buffer that
+    the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/test_exact.py).
+    """
+    overwritten = overwritten_inputs(joint.graph.nodes)
+    pins: dict[str, tuple[str, str]] = {}
+    for node in joint.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if short_name(node.target) == "copy_":
+            continue
+        if draws(node) or any(arg in overwritten for arg in node.all_input_nodes):
+            node.meta["recompute"] = compat.must_save()
+            pins[node.name] = ("save", "must not be computed twice")
+    return pins
+
+
+def apply_rules(joint: fx.GraphModule, rules: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, str]]:
+    """Tag what the rules pin, as a checkpoint policy of the user's own would; that one wins where both speak.
+
+    Each module that a rule matches is a checkpointed region of its own: what enters it is held.
+    """
+    pins: dict[str, tuple[str, str]] = {}
+    regions: dict[str, int] = {}
+    for node in joint.graph.nodes:
+        path = module_path(node.meta.get("nn_module_stack"))
+        if node.op != "call_function" or not path or "recompute" in node.meta or twice_is_wrong(node):
+            continue
+        found = _rule_of(path, rules)
+        if found is None or found[1].startswith("offload:"):  # those are about what is saved: send_away
+            continue
+        pattern, action, instance = found
+        node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
+        node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
+        pins[node.name] = (action, f"rule {pattern!r}")
+    return pins
+
+
+def send_away(facts: JointFacts, rules: tuple[tuple[str, str], ...]) -> JointFacts:
+    """Pin what Inductor would save of the modules that offload rules name; of a view, the value that owns its bytes."""
+    values = list(facts.values)
+    for i in sorted({facts.values[i].storage for i in facts.stock_saved}):
+        rule = _rule_of(values[i].module, rules)
+        if rule is not None and rule[1].startswith("offload:") and values[i].pin is None and values[i].savable:
+            values[i] = dataclasses.replace(values[i], pin=(rule[1], f"rule {rule[0]!r}"))
+    return dataclasses.replace(facts, values=tuple(values))
+
+
+def _rule_of(path: str, rules: tuple[tuple[str, str], ...]) -> tuple[str, str, str] | None:
+    """The first rule that a module path, or one of its parents, matches: pattern, action, what matched."""
+    parts = path.split(".")
+    for pattern, action in rules:
+        prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
+        instance = next((prefix for prefix in prefixes if fnmatch.fnmatchcase(prefix, pattern)), None)
+        if instance is not None:
+            return pattern, action, instance
+    return None
