@@ -331,11 +331,15 @@ def compile_id() -> str:
 
 
 def compiled_function_name() -> str:
-    """The name of the function that Dynamo is compiling; "" outside of Dynamo."""
+    """The name of the function that Dynamo is compiling, for a module that of its forward; "" outside of Dynamo."""
     from torch._guards import TracingContext
 
-    stack = TracingContext.extract_stack()
-    return stack[0].name if stack else ""
+    traced = TracingContext.get_traced_code()
+    if not traced:
+        return ""
+    # A module is called through a function of Dynamo's own; of what that calls, the forward is the last to end.
+    code = traced[-1] if "_dynamo" in traced[0].co_filename else traced[0]
+    return getattr(code, "co_qualname", code.co_name).split("<locals>.")[-1]
 
 
 def copy_graph(gm: Any) -> Any:

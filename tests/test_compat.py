@@ -66,3 +66,22 @@ def test_a_size_that_depends_on_data_is_refused():
         pytest.raises(GraphError, match="depends on data"),
     ):
         torch.compile(loss, backend="memgraph", options={"budget": "1GiB"}, fullgraph=True)(torch.randn(16))
+
+
+def test_a_compiled_function_has_a_name():
+    names = []
+
+    def backend(gm, inputs):
+        names.append(compat.compiled_function_name())
+        return gm.forward
+
+    def loss_of(x):
+        return x.square().sum()
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 8, requires_grad=True)
+    torch.compile(loss_of, backend=backend)(x)
+    torch.compile(nn.Sequential(nn.Linear(8, 8)), backend=backend)(x)
+    assert names[0] == "loss_of"
+    assert names[1] in ("Sequential.forward", "forward")  # Python 3.10 knows no qualified names
+    assert compat.compiled_function_name() == ""
