@@ -30,9 +30,9 @@ def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
     CUDA: resets the peak statistics of the device, and waits for its work before and after.
 
     CPU: memory that was allocated before and is freed within `fn()` (gradients set to None, say) mostly still
-    counts, because the profiler reports such a free only where it remembers the address from an earlier
-    session, and then with the size of that time. Free it before the call to have it exact. Do not call this inside a torch.profiler session: a process has one,
-    and this would end it.
+    counts: the profiler reports such a free only where it remembers the address from an earlier session, and
+    then with the size of that time. Free it before the call to have it exact. Do not call this inside a
+    torch.profiler session: a process has one, and this would end it.
     """
     device = _resolve(device)
     gc.collect()
