@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -282,6 +283,33 @@ def lower_transfers() -> None:
 
     for lower in (offload_start, offload_finish, reload_finish):
         register_lowering(getattr(operators, lower.__name__).default, type_promotion_kind=None)(lower)
+
+
+def lower_shards() -> None:
+    """Teach Inductor to put shards together in place: a chain of functional operators writes into its first argument."""
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings, register_lowering
+
+    operators = torch.ops.memgraph
+    if operators.shard_put.default in lowerings:
+        return
+
+    def into(written: Any, *rest: Any, operator: Any) -> Any:
+        written.realize()
+        ir.FallbackKernel.create(operator, written, *rest)
+        return written
+
+    for functional, writing in ((operators.shard_put, operators.shard_put_), (operators.shard_add, operators.shard_add_)):
+        lower = functools.partial(into, operator=writing.default)
+        register_lowering(functional.default, type_promotion_kind=None)(lower)
+
+
+def invoke_subgraph() -> Any:
+    """The operator that calls a body: a graph that Inductor compiles once for all calls of it."""
+    from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as stock
+
+    return stock
 
 
 def inner_compile() -> Any:

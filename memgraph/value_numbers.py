@@ -20,6 +20,7 @@ from memgraph import compat
 PURE, RANDOM, EFFECT = "pure", "random", "effect"
 CALLED = {"invoke_subgraph": 2, "control_deps": 2}  # HOPs that only call a body -> where its operands begin
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_TRANSFERS = ("memgraph::offload_", "memgraph::reload_")
 _EFFECTFUL_HOPS = {"with_effects", "triton_kernel_wrapper_mutation"}
 _SEEDED_BY_ARGUMENT = {"rngprims::philox_rand"}  # tagged random by torch, but a function of seed and offset
 
@@ -39,7 +40,7 @@ def describe(node: fx.Node) -> str:
 
 def is_transfer(target: Any) -> bool:
     """Whether an op copies a value to another tier or back, or waits for that."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "memgraph"
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(_TRANSFERS)
 
 
 @dataclass(frozen=True)

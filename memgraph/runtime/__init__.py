@@ -1,9 +1,9 @@
 """What a compiled graph calls to move saved values to host memory or disk and back (DESIGN.md, section 8).
 
-Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`.
+Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, and those of `shards`.
 """
 
-from memgraph.runtime import ops
+from memgraph.runtime import ops, shards
 from memgraph.runtime.sanitizer import sanitized
 from memgraph.runtime.tiers import Reservation, Statistics, host_pool, prepare, release, room, scratch_file, statistics
 from memgraph.runtime.value import Layout, Settings, span
@@ -20,6 +20,7 @@ __all__ = [
     "room",
     "sanitized",
     "scratch_file",
+    "shards",
     "span",
     "statistics",
 ]

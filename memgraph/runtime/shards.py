@@ -1,0 +1,91 @@
+"""What a tiled graph calls to put shards together: outputs written into place, gradients summed in float32.
+
+    shard_whole(first, dim, length) -> whole            room for all shards along a dimension, the first one in it
+    shard_put(whole, part, dim, start) -> whole         the same with one more shard in it
+    shard_product(left, right) -> sum                   left @ right, summed in float32 (float64 stays)
+    shard_add(sum, left, right) -> sum                  sum + left @ right
+    poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
+
+In a graph all are functional; Inductor runs `shard_put_` and `shard_add_`, which write into their first argument: the
+tile pass makes chains of them in which nothing else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_library = torch.library.Library("memgraph", "FRAGMENT")
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """What sums over shards are kept in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def shard_whole(first: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    whole = _room(first, dim, length)
+    whole.narrow(dim, 0, first.shape[dim]).copy_(first)
+    return whole
+
+
+def shard_put_(whole: torch.Tensor, part: torch.Tensor, dim: int, start: int) -> None:
+    whole.narrow(dim, start, part.shape[dim]).copy_(part)
+
+
+def shard_put(whole: torch.Tensor, part: torch.Tensor, dim: int, start: int) -> torch.Tensor:
+    whole = whole.clone()
+    shard_put_(whole, part, dim, start)
+    return whole
+
+
+def shard_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    wide = accumulator(left.dtype)
+    if wide == left.dtype:
+        return torch.mm(left, right)
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=wide)
+    return torch.mm(left.to(wide), right.to(wide))
+
+
+def shard_add_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
+def shard_add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    total = total.clone()
+    shard_add_(total, left, right)
+    return total
+
+
+def poison(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), float("nan"), dtype=dtype, device=device).expand(size)
+
+
+def _room(first: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    return first.new_empty([length if n == dim else size for n, size in enumerate(first.shape)])
+
+
+def _product_like(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return left.new_empty((left.shape[0], right.shape[1]), dtype=accumulator(left.dtype))
+
+
+for _schema, _run, _fake in (
+    ("shard_whole(Tensor first, int dim, int length) -> Tensor", shard_whole, _room),
+    ("shard_put(Tensor whole, Tensor part, int dim, int start) -> Tensor", shard_put, lambda whole, *_: whole.clone()),
+    ("shard_put_(Tensor(a!) whole, Tensor part, int dim, int start) -> ()", shard_put_, lambda *_: None),
+    ("shard_product(Tensor left, Tensor right) -> Tensor", shard_product, _product_like),
+    ("shard_add(Tensor total, Tensor left, Tensor right) -> Tensor", shard_add, lambda total, *_: total.clone()),
+    ("shard_add_(Tensor(a!) total, Tensor left, Tensor right) -> ()", shard_add_, lambda *_: None),
+    ("poison(int[] size, ScalarType dtype, Device device) -> Tensor", poison, None),
+):
+    _library.define(_schema)
+    _name = _schema.partition("(")[0]
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"memgraph::{_name}", _fake or _run, lib=_library)

@@ -1,0 +1,362 @@
+"""Run regions of the joint graph one shard of the tokens at a time.
+
+    before:  h = silu(x @ G) * (x @ U); y = h @ D          ...   dh = dy @ D.T; ...; dx = ...; dD = h.T @ dy; ...
+
+    after:   y = tile_0(x, G, U, D)                        ...   dx, dD, dG, dU = tile_1(x, dy, G, U, D)
+
+    tile_1:  for each shard:  x_i = x[a:b]; dy_i = dy[a:b]
+                              dx_i, h_i, dg_i, du_i = body(x_i, dy_i, G, U, D)      runs the forward's part again
+                              dx[a:b] = dx_i; dD += h_i.T @ dy_i; dG += ...; dU += ...
+
+A tile and its bodies are graphs called by `invoke_subgraph`: equal regions call one and the same, so each is compiled
+once. Sums over tokens are kept in float32 and added up in the order of the shards.
+
+Where the backward of a region depends on one scalar tangent alone (a loss), there is only one tile: it runs in the
+forward with the tangent taken for 1, and the backward multiplies what it made by the tangent.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+import memgraph.runtime  # noqa: F401  registers the operators
+from memgraph import compat
+from memgraph.bodies import Body, build_body, call, shard_shape, sizes, view_base
+from memgraph.facts.token_rules import SUM, Mixed, Tokens, shape_of
+from memgraph.facts.tokens import Region
+from memgraph.runtime.shards import accumulator
+
+aten = torch.ops.aten
+
+
+def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.GraphModule:
+    """Return the joint graph, rewritten in place.  tiles: regions and the number of shards of each.
+
+    Raises Mixed where an operator of a region does not do for a shard what the region's token flow says.
+    """
+    made: dict[str, str] = {}
+    for region, shards in tiles:
+        _tile_region(joint, region, shards, made)
+    _sort(joint.graph)
+    joint.graph.lint()
+    joint.recompile()
+    return joint
+
+
+def _tile_region(joint: fx.GraphModule, region: Region, shards: int, made: dict[str, str]) -> None:
+    nodes = {node.name: node for node in joint.graph.nodes}
+    backward = set(region.backward)
+    if region.tangent:
+        given = _with_unit_tangent(joint.graph, nodes, region)
+        outputs = _call_tile(joint, nodes, region, region.outputs, shards, made, given)
+        for name, value in outputs.items():
+            if name in backward:
+                with joint.graph.inserting_before(nodes[name]):
+                    value = _call(joint.graph, aten.mul.Tensor, value, nodes[region.tangent])
+                value.meta |= _place_of(nodes[name])
+            _replace(nodes[name], value, region)
+    else:
+        for side in (region.forward, region.backward):
+            wanted = [name for name in region.outputs if name in set(side)]
+            for name, value in _call_tile(joint, nodes, region, wanted, shards, made, {}).items():
+                _replace(nodes[name], value, region)
+    for name in reversed((*region.forward, *region.backward)):
+        _erase(joint.graph, nodes[name])
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node.users or node.op != "call_function" or node._erased:
+            continue
+        reads = node.all_input_nodes
+        graph.erase_node(node)
+        pending += reads
+
+
+def _replace(old: fx.Node, new: fx.Node, region: Region) -> None:
+    inside = region.nodes
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user.name not in inside and user is not new)
+
+
+def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Region) -> dict[str, fx.Node]:
+    """What the region's inputs that depend on the tangent would be if that were 1."""
+    tangent = nodes[region.tangent]
+    value = tangent.meta["val"]
+    with graph.inserting_before(nodes[region.chain[0]] if region.chain else nodes[region.backward[0]]):
+        new = {
+            tangent: _call(graph, aten.full.default, list(value.shape), 1.0, dtype=value.dtype, device=value.device)
+        }
+    for name in region.chain:
+        node = nodes[name]
+        with graph.inserting_before(node):
+            copy = graph.node_copy(node, lambda read: new.get(read, read))
+        copy.meta = {key: item for key, item in node.meta.items() if key != "partitioner_tag"}
+        new[node] = copy
+    return {node.name: copy for node, copy in new.items()}
+
+
+def _call_tile(
+    joint: fx.GraphModule,
+    nodes: Mapping[str, fx.Node],
+    region: Region,
+    outputs: Sequence[str],
+    shards: int,
+    made: dict[str, str],
+    given: Mapping[str, fx.Node],
+) -> dict[str, fx.Node]:
+    """Put a call of the tile that computes some outputs before the first of them; returns what it gives, by name."""
+    if not outputs:
+        return {}
+    names, inputs = _needed(nodes, region, outputs)
+    module = build_tile(nodes, region, names, inputs, outputs, shards)
+    key = _identity(module)
+    if key not in made:
+        made[key] = f"tile_{len(made)}"
+        joint.add_submodule(made[key], module)
+    graph, first = joint.graph, nodes[outputs[0]]
+    values = [node.meta["val"] for node in _output(module)]
+    place = _place_of(next((nodes[n] for n in names if n in set(region.backward)), nodes[names[-1]]) if not region.tangent else nodes[region.forward[-1]])
+    with graph.inserting_before(first):
+        body = graph.get_attr(made[key])
+        tiled = graph.call_function(
+            compat.invoke_subgraph(), (body, made[key], *[given.get(name, nodes[name]) for name in inputs])
+        )
+        tiled.meta = place | {"val": tuple(values)}
+        parts = {}
+        for n, name in enumerate(outputs):
+            parts[name] = graph.call_function(operator.getitem, (tiled, n))
+            parts[name].meta = place | {"val": values[n]}
+    return parts
+
+
+def _needed(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The members that some outputs are computed from, and the inputs that these read, both in order."""
+    inside, found, pending = region.nodes, set(), [nodes[name] for name in outputs]
+    read: set[str] = set()
+    while pending:
+        node = pending.pop()
+        if node.name in found:
+            continue
+        found.add(node.name)
+        for source in node.all_input_nodes:
+            if source.name in inside:
+                pending.append(source)
+            else:
+                read.add(source.name)
+    order = (*region.forward, *region.backward)
+    place = {node.name: n for n, node in enumerate(nodes.values())}
+    return sorted(found.intersection(order), key=place.__getitem__), [name for name in region.inputs if name in read]
+
+
+def build_tile(
+    nodes: Mapping[str, fx.Node],
+    region: Region,
+    names: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    shards: int,
+) -> fx.GraphModule:
+    """The graph that runs a region's nodes shard by shard and puts the outputs together."""
+    graph, root = fx.Graph(), torch.nn.Module()
+    mode = compat.fake_mode_of([nodes[name].meta["val"] for name in inputs])
+    whole = {}
+    for name in inputs:
+        whole[name] = graph.placeholder(name)
+        whole[name].meta["val"] = nodes[name].meta["val"]
+    flat = {name: _flat(graph, mode, whole[name], region.states[name]) for name in inputs}
+    bodies: dict[int, tuple[str, Body]] = {}
+    gathered: dict[str, fx.Node] = {}
+    start = 0
+    for rows in sizes(region.tokens, shards):
+        slices = {
+            name: _slice(graph, mode, flat[name], whole[name], region.states[name], start, rows) for name in inputs
+        }
+        if rows not in bodies:
+            given = {name: node.meta["val"] for name, node in slices.items()}
+            body = build_body(nodes, region, names, given, outputs, rows, mode)
+            bodies[rows] = (f"body_{len(bodies)}", body)
+            root.add_module(bodies[rows][0], body.module)
+        label, body = bodies[rows]
+        found = _run(graph, mode, label, body, slices)
+        for name in outputs:
+            before = gathered.get(name)
+            if name in body.products:
+                factors = [_again(graph, mode, factor, found) for factor in body.products[name]]
+                gathered[name] = (
+                    call(graph, mode, torch.ops.memgraph.shard_product.default, *factors)
+                    if before is None
+                    else call(graph, mode, torch.ops.memgraph.shard_add.default, before, *factors)
+                )
+            else:
+                part = found[body.exposed[body.values[name]]]
+                gathered[name] = _gather(graph, mode, before, part, nodes[name], region, name, start)
+        start += rows
+    results = [_finish(graph, mode, gathered[name], nodes[name]) for name in outputs]
+    graph.output(tuple(results))
+    return fx.GraphModule(root, graph)
+
+
+def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
+    """A value with its tokens along one dimension."""
+    if not isinstance(state, Tokens) or len(state.dims) == 1:
+        return node
+    shape = list(shape_of(node))
+    first, last = state.dims[0], state.dims[-1]
+    merged = [*shape[:first], -1, *shape[last + 1 :]]
+    if not _viewable(node.meta["val"], first, last):
+        node = call(graph, mode, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return call(graph, mode, aten.view.default, node, merged)
+
+
+def _viewable(value: torch.Tensor, first: int, last: int) -> bool:
+    """Whether some dimensions can be seen as one."""
+    dims = [dim for dim in range(first, last + 1) if value.shape[dim] != 1]
+    steps = zip(dims, dims[1:], strict=False)
+    return all(value.stride(one) == value.stride(other) * value.shape[other] for one, other in steps)
+
+
+def _slice(
+    graph: fx.Graph, mode: Any, flat: fx.Node, whole: fx.Node, state: Any, start: int, rows: int
+) -> fx.Node:
+    if not isinstance(state, Tokens):
+        return flat
+    dim, factor = state.dims[0], state.factor
+    part = flat
+    if rows * factor != shape_of(flat)[dim]:
+        part = call(graph, mode, aten.slice.Tensor, flat, dim, start * factor, (start + rows) * factor)
+    shape = shard_shape(shape_of(whole), state, rows)
+    if list(shape_of(part)) != shape:
+        if not part.meta["val"].is_contiguous():
+            part = call(graph, mode, aten.clone.default, part, memory_format=torch.contiguous_format)
+        part = call(graph, mode, aten.view.default, part, shape)
+    return part
+
+
+def _run(
+    graph: fx.Graph, mode: Any, label: str, body: Body, slices: Mapping[str, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Call a body; returns, for its placeholders and for what it returns, the nodes of the caller."""
+    known = next((node for node in graph.find_nodes(op="get_attr") if node.target == label), None)
+    reference = known or graph.get_attr(label)
+    arguments = [slices[placeholder.target] for placeholder in body.placeholders]
+    values = tuple(node.meta["val"] for node in body.exposed)
+    run = graph.call_function(compat.invoke_subgraph(), (reference, label, *arguments))
+    run.meta["val"] = values
+    found = dict(zip(body.placeholders, arguments, strict=True))
+    for n, node in enumerate(body.exposed):
+        found[node] = graph.call_function(operator.getitem, (run, n))
+        found[node].meta["val"] = values[n]
+    return found
+
+
+def _again(graph: fx.Graph, mode: Any, factor: fx.Node, found: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A view that a body has of something, made by the caller of what the body returns or was given."""
+    if factor not in found:
+        reads = {read: _again(graph, mode, read, found) for read in factor.all_input_nodes}
+        args, kwargs = fx.map_arg((factor.args, factor.kwargs), lambda read: reads[read])
+        found[factor] = call(graph, mode, factor.target, *args, **kwargs)
+    return found[factor]
+
+
+def _gather(
+    graph: fx.Graph,
+    mode: Any,
+    before: fx.Node | None,
+    part: fx.Node,
+    node: fx.Node,
+    region: Region,
+    name: str,
+    start: int,
+) -> fx.Node:
+    """One more shard of an output: put into its place, or added."""
+    state = region.states[name]
+    if state == SUM:
+        wide = accumulator(part.meta["val"].dtype)
+        if wide != part.meta["val"].dtype:
+            part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
+        return part if before is None else call(graph, mode, aten.add.Tensor, before, part)
+    flat = _flat(graph, mode, part, state)
+    dim = state.dims[0]
+    if before is None:
+        length = region.tokens * state.factor
+        return call(graph, mode, torch.ops.memgraph.shard_whole.default, flat, dim, length)
+    return call(graph, mode, torch.ops.memgraph.shard_put.default, before, flat, dim, start * state.factor)
+
+
+def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node) -> fx.Node:
+    """An output as it was: shape, dtype and strides.  Raises Mixed where its strides cannot be had."""
+    old = node.meta["val"]
+    if result.meta["val"].shape != old.shape:
+        result = call(graph, mode, aten.view.default, result, list(old.shape))
+    if result.meta["val"].dtype != old.dtype:
+        result = call(graph, mode, torch.ops.prims.convert_element_type.default, result, old.dtype)
+    if result.meta["val"].stride() != old.stride():
+        raise Mixed(node, f"comes out with strides {result.meta['val'].stride()}, not {old.stride()}")
+    return result
+
+
+def _identity(module: fx.GraphModule) -> str:
+    """Equal for tiles that do the same: their code, their bodies' code, and what their inputs look like."""
+    lines = []
+    for name, part in module.named_modules():
+        if isinstance(part, fx.GraphModule):
+            lines.append(f"{name}: {_text(part.graph)}")
+    return "\n".join(lines)
+
+
+def _text(graph: fx.Graph) -> str:
+    place = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        args = fx.map_arg((node.args, dict(node.kwargs)), place.__getitem__)
+        value = node.meta.get("val")
+        look = f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device}" if isinstance(value, torch.Tensor) else ""
+        target = "" if node.op == "placeholder" else node.target
+        lines.append(f"{node.op} {target} {args} {look}")
+    return "\n".join(lines)
+
+
+def _output(module: fx.GraphModule) -> tuple[fx.Node, ...]:
+    return next(iter(module.graph.find_nodes(op="output"))).args[0]
+
+
+def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)][:1]
+    given = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+    with compat.propagating(compat.fake_mode_of(values)):
+        node.meta["val"] = target(*given[0], **given[1])
+    return node
+
+
+def _place_of(node: fx.Node) -> dict[str, Any]:
+    """Where a node is from: all of its metadata but what it holds and what was said about that one value."""
+    return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
+
+
+def _sort(graph: fx.Graph) -> None:
+    """Each node after what it reads, otherwise in the order as it is."""
+    done: set[fx.Node] = set()
+    last: fx.Node | None = None
+    for node in list(graph.nodes):
+        pending = [node]
+        while pending:
+            top = pending[-1]
+            missing = [read for read in top.all_input_nodes if read not in done]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            if top in done:
+                continue
+            done.add(top)
+            if last is not None and top.prev is not last:
+                last.append(top)
+            last = top
