@@ -64,10 +64,12 @@ def build_body(
     outputs: Sequence[str],
     rows: int,
     mode: Any,
+    split: bool = True,
 ) -> Body:
     """The body for a shard of `rows` tokens.
 
-    names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.
+    names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.  split: leave
+    products that sum over tokens to the caller.
     Raises Mixed where a value does not come out in the shape that the flow of tokens says.
     """
     graph = fx.Graph()
@@ -89,7 +91,7 @@ def build_body(
     values, products = {}, {}
     for name in outputs:
         node, made = nodes[name], new[nodes[name]]
-        if region.states[name] == SUM and short_name(node.target) == "mm":
+        if split and region.states[name] == SUM and short_name(node.target) == "mm":
             products[name] = (made.args[0], made.args[1])
             for factor in products[name]:
                 base = view_base(factor)

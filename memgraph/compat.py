@@ -186,6 +186,16 @@ def propagating(mode: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def really() -> Iterator[None]:
+    """Within it operators run, on real tensors, as they are written: whatever torch is tracing meanwhile."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C._DisableAutocast():
+        yield
+
+
+@contextlib.contextmanager
 def fake_evaluation() -> Iterator[None]:
     """Within it, tensors are fake (a shape, a dtype, no bytes), and operators neither run nor cast.
 

@@ -165,6 +165,7 @@ class Compilation:
             if partitioner is not None and _is_ours(partitioner, phase == "backward"):
                 configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
             compat.lower_transfers()
+            compat.lower_shards()
             with configured, self.progress.stage(f"Inductor {phase}", graph=self.name):
                 lowered = stock(gm, inputs, **kwargs)
             lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
@@ -263,8 +264,10 @@ class Compilation:
 
 
 def _is_ours(partitioner: Partitioner, backward: bool) -> bool:
-    """Whether the order of a graph is the plan's: a planned backward, and a forward out of which values are copied."""
+    """Whether the order of a graph is the plan's: a planned backward, a forward out of which values are copied, tiles."""
     plan = partitioner.planned[-1].plan
+    if any(decision.action == "tile" for decision in plan.decisions):
+        return True
     return not plan.stock and (backward or bool(plan.transfers))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,9 +63,19 @@ class Run:
 
 
 class Numbered:
-    """One graph, numbered while `run` goes on; `inputs` are the numbers of its placeholders, in order."""
+    """One graph, numbered while `run` goes on; `inputs` are the numbers of its placeholders, in order.
 
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[int], run: Run, caller: fx.Node | None = None):
+    claims: numbers of nodes, by name, that are given and not found.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[int],
+        run: Run,
+        caller: fx.Node | None = None,
+        claims: Mapping[str, int] | None = None,
+    ):
         self.module, self.run, self.table = module, run, run.table
         self._caller = caller
         self._live: set[fx.Node] | None = None
@@ -87,6 +97,9 @@ class Numbered:
                 returned = node.args[0]
                 self.single = not isinstance(returned, (list, tuple))
                 self.outputs = [returned] if self.single else list(returned)
+            elif claims and node.name in claims:
+                self.numbers[node] = claims[node.name]
+                self.storages[node] = node
             else:
                 self.numbers[node] = self._call(node)
 
@@ -108,6 +121,8 @@ class Numbered:
         name = target_name(target)
         if name in CALLED and isinstance(body := self._body(node), fx.GraphModule):
             operands = [self._operand(operand) for operand in node.args[CALLED[name] :]]
+            if str(node.args[1]).startswith("tile_") and table.body_kinds[table.body(body)] == PURE:
+                return table.number(name, table.body(body), *operands)  # large, and the same wherever it is called
             inner = Numbered(body, operands, self.run, self._caller or node)
             numbers = inner.output_numbers({})
             return numbers[0] if inner.single else self._tuple(numbers)

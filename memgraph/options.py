@@ -26,7 +26,7 @@ from memgraph.sizes import ALLOWED as SIZES
 from memgraph.sizes import parse_size
 
 ACTIONS = ("save", "recompute", "offload:host", "offload:nvme")
-UNBUILT_LEVERS = ("tile",)
+ACTIONS_LISTED = (*ACTIONS, "tile", "tile:16")
 # What memgraph sets in Inductor's configuration itself.
 OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse"})
 
@@ -82,13 +82,27 @@ def _limit(value: object) -> int | None:
     return None if value is None else parse_size(value)
 
 
-def _unbuilt(lever: str) -> BeforeValidator:
-    def refuse(value: object) -> bool:
-        if value is None or value is False:
-            return False
-        raise ValueError(f"{lever} is not built yet; allowed: False, None")
+def _tile(value: object) -> object:
+    if value is None or isinstance(value, bool):
+        return {} if value else None
+    if isinstance(value, Mapping):
+        return value
+    raise ValueError('allowed: True, False, or a dict such as {"mlp": "auto", "loss": 16}')
 
-    return BeforeValidator(refuse)
+
+def _shards(value: object) -> object:
+    if value == "auto" or value is False:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return value
+    raise ValueError('allowed: "auto", False, or a number of shards from 2 on')
+
+
+def _is_tile(action: object) -> bool:
+    if not isinstance(action, str):
+        return False
+    lever, colon, count = action.partition(":")
+    return lever == "tile" and (not colon or count.isdecimal() and int(count) > 1)
 
 
 def _rules(value: object) -> tuple[tuple[str, str], ...]:
@@ -98,12 +112,10 @@ def _rules(value: object) -> tuple[tuple[str, str], ...]:
     for pattern, action in value.items():
         if not isinstance(pattern, str) or not pattern:
             raise ValueError(f"the pattern {pattern!r} is not a module path; allowed: {example}")
-        if action in ACTIONS:
+        if action in ACTIONS or _is_tile(action):
             continue
         rule = f"the action {action!r} of {pattern!r}"
-        if isinstance(action, str) and action.partition(":")[0] in UNBUILT_LEVERS:
-            raise ValueError(f"{rule} needs a lever that is not built yet; allowed: {_listed(ACTIONS)}")
-        raise ValueError(f"{rule} is not known{_nearest(action, ACTIONS)}; allowed: {_listed(ACTIONS)}")
+        raise ValueError(f"{rule} is not known{_nearest(action, ACTIONS_LISTED)}; allowed: {_listed(ACTIONS_LISTED)}")
     return tuple(value.items())
 
 
@@ -181,6 +193,26 @@ class OffloadOptions(BaseModel):
     """Keep a checksum of every offloaded value and compare it when the value comes back."""
 
 
+class TileOptions(BaseModel):
+    """Which regions may run one shard of the tokens at a time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mlp: Annotated[int | str | bool, PlainValidator(_shards)] = "auto"
+    """Regions that make each token's row longer and shorter again (an MLP, a block of experts): a number of shards,
+    `"auto"` for what the budget needs, False for none."""
+
+    loss: Annotated[int | str | bool, PlainValidator(_shards)] = "auto"
+    """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
+
+    accumulate: Literal["float32"] = "float32"
+    """What gradients of weights are summed over shards in; float64 stays what it is."""
+
+    logits: Literal["keep", "drop"] = "keep"
+    """Outputs from which nothing but a loss is computed, without weights in between, that the function returns beside
+    that loss: kept whole, or replaced by a tensor of their shape that holds nothing but not-a-number."""
+
+
 class Options(BaseModel):
     """The options of one compilation: frozen, hashable, independent of the caller's dict.
 
@@ -202,8 +234,8 @@ class Options(BaseModel):
     offload: Annotated[OffloadOptions | None, BeforeValidator(_offload)] = None
     """The lever that copies values to host memory or NVMe and back; None (given as False) where it may not be used."""
 
-    tile: Annotated[Literal[False], _unbuilt("tile")] = False
-    """The lever that runs a region one sequence shard at a time: not built yet."""
+    tile: Annotated[TileOptions | None, BeforeValidator(_tile)] = None
+    """The lever that runs a region one shard of its tokens at a time; None (given as False) where only rules use it."""
 
     rules: Annotated[tuple[tuple[str, str], ...], PlainValidator(_rules)] = ()
     """What the planner may not change: (module path pattern, action), in the order given."""
@@ -232,8 +264,8 @@ class Options(BaseModel):
         tiers = {"host": bool(self.offload and self.offload.host), "nvme": bool(self.offload and self.offload.nvme)}
         given = {"host": '{"host": True}', "nvme": '{"nvme": "/scratch"}'}
         for pattern, action in self.rules:
-            tier = action.partition(":")[2]
-            if tier and not tiers[tier]:
+            lever, _, tier = action.partition(":")
+            if lever == "offload" and not tiers[tier]:
                 raise ValueError(
                     f"option 'rules': the action {action!r} of {pattern!r} has nowhere to go; "
                     f"allowed with option 'offload' such as {given[tier]}"
@@ -292,11 +324,14 @@ _ALLOWED = {
     "mode": 'None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"',
     "progress": '"auto", True, False',
     "offload.nvme.path": "a folder (str)",
+    "tile.accumulate": '"float32"',
+    "tile.logits": '"keep", "drop"',
 }
 
 
 _NESTED: dict[tuple[Any, ...], type[BaseModel]] = {
     ("recompute",): RecomputeOptions,
+    ("tile",): TileOptions,
     ("offload",): OffloadOptions,
     ("offload", "nvme"): ScratchOptions,
 }

@@ -11,7 +11,8 @@ from memgraph.lowered import read_wrapper, saved_inputs, step_timeline
 from memgraph.options import Options
 from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
-from memgraph.planning import Planned, timeline
+from memgraph.decisions import timeline
+from memgraph.planning import Planned
 from memgraph.report import Report
 from memgraph.wrapper import NotReadable
 
@@ -39,14 +40,13 @@ def build_report(
     graph decides.  unplanned: bytes above the baseline that plain Inductor allocates, where it was asked.
     known: the report's fields that the plan does not speak of.
     """
-    stock = timeline(planned.facts, planned.stock)
+    plain = truth is not None and planned.plain
     above = truth.peak if truth is not None else planned.chosen.peak
     if unplanned is None:
-        unplanned = truth.peak if truth is not None and planned.plan.stock else planned.stock.peak
+        unplanned = truth.peak if plain else planned.unplanned.peak
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
     levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)
-    whole = step_seconds(planned)
     return Report(
         requested=str(options.budget),
         budget=budget,
@@ -55,14 +55,14 @@ def build_report(
         unplanned_peak=baseline + unplanned,
         predicted_peak=baseline + above,
         source_of_peak="inductor wrapper" if truth is not None else "graph sweep",
-        predicted_time=whole + planned.chosen.seconds,
-        unplanned_time=whole,
+        predicted_time=planned.seconds,
+        unplanned_time=planned.unplanned_seconds,
         recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
         refusals=planned.refusals + levers,
         timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
-        unplanned_timeline=truth if truth is not None and planned.plan.stock else stock,
+        unplanned_timeline=truth if plain else planned.unplanned,
         binding=planned.binding(),
         versions=(("torch", torch.__version__), ("memgraph", source_fingerprint()[:12])),
         **known,
@@ -88,10 +88,3 @@ def read_step(partitioner: Partitioner, lowering: Lowering, device: str) -> Time
         inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
     backward = read_wrapper(source, inputs, "backward", device=device)
     return step_timeline(forward, backward, links)
-
-
-def step_seconds(planned: Planned) -> float:
-    """Predicted time of one unplanned step."""
-    facts = planned.facts
-    once = sum(facts.values[i].seconds for i in (*facts.forward, *facts.backward))
-    return once + sum(planned.stock.schedule.seconds)

@@ -44,8 +44,8 @@ def apply_rules(joint: fx.GraphModule, rules: tuple[tuple[str, str], ...]) -> di
         path = module_path(node.meta.get("nn_module_stack"))
         if node.op != "call_function" or not path or "recompute" in node.meta or twice_is_wrong(node):
             continue
-        found = _rule_of(path, rules)
-        if found is None or found[1].startswith("offload:"):  # those are about what is saved: send_away
+        found = rule_of(path, rules)
+        if found is None or found[1].startswith(("offload:", "tile")):  # about what is saved, about regions
             continue
         pattern, action, instance = found
         node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
@@ -58,13 +58,13 @@ def send_away(facts: JointFacts, rules: tuple[tuple[str, str], ...]) -> JointFac
     """Pin what Inductor would save of the modules that offload rules name; of a view, the value that owns its bytes."""
     values = list(facts.values)
     for i in sorted({facts.values[i].storage for i in facts.stock_saved}):
-        rule = _rule_of(values[i].module, rules)
+        rule = rule_of(values[i].module, rules)
         if rule is not None and rule[1].startswith("offload:") and values[i].pin is None and values[i].savable:
             values[i] = dataclasses.replace(values[i], pin=(rule[1], f"rule {rule[0]!r}"))
     return dataclasses.replace(facts, values=tuple(values))
 
 
-def _rule_of(path: str, rules: tuple[tuple[str, str], ...]) -> tuple[str, str, str] | None:
+def rule_of(path: str, rules: tuple[tuple[str, str], ...]) -> tuple[str, str, str] | None:
     """The first rule that a module path, or one of its parents, matches: pattern, action, what matched."""
     parts = path.split(".")
     for pattern, action in rules:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from memgraph import compat
+from memgraph.decisions import make_plan, offload_refusals, refusals, timeline
 from memgraph.errors import Binding
 from memgraph.facts.fusion import price_fusion
 from memgraph.facts.joint import JointFacts, read_joint
@@ -21,15 +22,19 @@ from memgraph.passes.recompute import recompute
 from memgraph.pins import apply_rules, protect, send_away
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
-from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
-from memgraph.planner.solve import Planner, carried
+from memgraph.planner.plan import Decision, Plan, Refusal, Timeline
+from memgraph.planner.solve import Planner
+from memgraph.planner.tiles import Shards, first, more
 from memgraph.tiers import settings
+from memgraph.tiling import Tiling
 from memgraph.verify import snapshot, verify_partition
 
 # A planned backward came out up to 2 % larger than its sweep, after docs/decisions/0004; planning for less at once is
 # cheaper than compiling twice.
 SPARE = 0.02
 NO_TIERS = Tiers()
+# Plans with tiles that are made before the best of them is taken.
+TILINGS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +62,11 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A joint graph after planning.  bound: bytes above the baseline that was asked for, before the margin."""
+    """A joint graph after planning.  bound: bytes above the baseline that was asked for, before the margin.
+
+    facts, chosen, stock: of the graph as it was planned, tiles in it.  unplanned, unplanned_seconds: a step of the
+    graph without tiles, as Inductor splits it.
+    """
 
     plan: Plan
     facts: JointFacts
@@ -66,6 +75,14 @@ class Planned:
     bound: int | None
     refusals: tuple[Refusal, ...]
     num_fwd_outputs: int
+    unplanned: Timeline
+    unplanned_seconds: float
+    seconds: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether the graph is as Inductor would have it."""
+        return self.plan.stock and not any(decision.action == "tile" for decision in self.plan.decisions)
 
     def binding(self) -> tuple[Binding, ...]:
         """What stands at the peak of the chosen plan, by the sweep, largest first."""
@@ -76,6 +93,126 @@ class Planned:
             for e in live
             if (name := e.name.split("@")[0]) in index
         )
+
+
+@dataclasses.dataclass
+class _Variant:
+    """A joint graph with some regions tiled, and all that is known of it.  before: to verify against."""
+
+    joint: fx.GraphModule
+    before: fx.GraphModule | None
+    split: tuple[fx.GraphModule, fx.GraphModule]
+    facts: JointFacts
+    planner: Planner
+    tiles: tuple[Decision, ...]
+    shards: Shards
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of a step as Inductor splits this graph."""
+        once = sum(self.facts.values[i].seconds for i in (*self.facts.forward, *self.facts.backward))
+        return once + sum(self.planner.stock.schedule.seconds)
+
+
+class _Partition:
+    """One call of `plan_partition`."""
+
+    def __init__(
+        self, joint_inputs: Any, options: Options, hardware: Hardware, bound: Bound, tiers: Tiers, stock_args: Any
+    ) -> None:
+        self.joint_inputs, self.options, self.hardware = joint_inputs, options, hardware
+        self.bound, self.tiers, self.stock_args = bound, tiers, stock_args
+        self.num_fwd_outputs = stock_args["num_fwd_outputs"]
+
+    def variant(self, joint: fx.GraphModule, tiles: tuple[Decision, ...], shards: Shards) -> _Variant:
+        """Facts of a joint graph, which is rewritten in place as Inductor's own partitioner does."""
+        before = snapshot(joint) if self.options.verify else None
+        pins = protect(joint) | apply_rules(joint, self.options.rules)
+        forward, backward = compat.stock_partition(joint, self.joint_inputs, **self.stock_args)
+        facts = read_joint(
+            joint,
+            forward,
+            backward,
+            num_fwd_outputs=self.num_fwd_outputs,
+            hardware=self.hardware,
+            pins=pins,
+            granularity=512 if self.hardware.device == "cuda" else 1,
+            retained=self.options.retain_graph,
+        )
+        facts = send_away(price_fusion(facts, self.hardware), self.options.rules)
+        planner = Planner(
+            facts,
+            copies=self.options.recompute is None or self.options.recompute.copies,
+            recompute=self.options.recompute is not None,
+            offload=self.tiers,
+        )
+        return _Variant(joint, before, (forward, backward), facts, planner, tiles, shards)
+
+    def fitting(self, variant: _Variant, wanted: int | None) -> Candidate | None:
+        """The fastest choice for a variant under the bound; None where there is none, or none is asked for."""
+        if self.bound.last:
+            return None
+        limit = None if wanted is None else wanted - self.bound.margin
+        unplanned = variant.planner.unplanned()
+        known = self.bound.unplanned if unplanned.stock and not variant.tiles else None
+        if limit is None or (unplanned.peak if known is None else known) <= limit:
+            return unplanned
+        return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
+
+    def choose(self, tiling: Tiling, plain: _Variant, wanted: int | None) -> tuple[_Variant, Candidate]:
+        """The fastest plan that fits, with tiles or without; else the one with the lowest peak."""
+        shards: Shards | None = first(tiling.groups)
+        variant = plain if max(shards, default=1) == 1 else self.tiled(tiling, shards)
+        tried: list[tuple[_Variant, Candidate, bool]] = []
+        for _ in range(TILINGS):
+            found = self.fitting(variant, wanted)
+            chosen = found or variant.planner.smallest()
+            tried.append((variant, chosen, found is not None))
+            costs = found is None or found.seconds > 0
+            if wanted is None or not costs or not tiling.groups:
+                break
+            # What fits but costs time could do without: what stands at the peak of the fastest plan is in the way.
+            blocked = variant.planner.unplanned() if found else chosen
+            standing = tiling.standing(timeline(variant.facts, blocked), variant.shards)
+            shards = more(tiling.groups, variant.shards, standing, blocked.peak, wanted - self.bound.margin)
+            if shards is None:
+                break
+            variant = self.tiled(tiling, shards)
+        fits = [(v.seconds + c.seconds, c.peak, n) for n, (v, c, ok) in enumerate(tried) if ok]
+        n = min(fits)[2] if fits else min((c.peak, n) for n, (_, c, _) in enumerate(tried))[1]
+        return tried[n][:2]
+
+    def tiled(self, tiling: Tiling, shards: Shards) -> _Variant:
+        joint, tiles = tiling.apply(shards)
+        return self.variant(joint if joint is not tiling.joint else snapshot(joint), tiles, shards)
+
+    def realise(self, variant: _Variant, chosen: Candidate) -> tuple[fx.GraphModule, fx.GraphModule, Plan]:
+        """Rewrite: the forward and the backward of a choice.  Raises VerifyError where a rewrite is not legal."""
+        plan = make_plan(variant.facts, chosen, variant.planner.stock, variant.tiles)
+        joint, before, count = variant.joint, variant.before, self.num_fwd_outputs
+        check = functools.partial(verify_partition, before, num_fwd_outputs=count) if before else _unchecked
+        if plan.stock:
+            forward, backward = variant.split
+            check(forward, backward, pass_name="Inductor's partition")
+            return forward, backward, plan
+        forward, backward = partition(
+            joint,
+            plan,
+            num_fwd_outputs=count,
+            static_lifetime_input_indices=self.stock_args.get("static_lifetime_input_indices"),
+        )
+        check(forward, backward, pass_name="partition")
+        backward = recompute(backward, plan)
+        check(forward, backward, pass_name="recompute")
+        if plan.transfers:
+            told = settings(self.options, self.tiers, graph=hashlib.sha256(joint.code.encode()).hexdigest()[:16])
+            forward, backward = offload(forward, backward, plan, num_fwd_outputs=count, settings=told)
+            check(forward, backward, pass_name="offload")
+        return forward, backward, plan
+
+
+def _unchecked(*graphs: fx.GraphModule, pass_name: str) -> None:
+    """Stands for the verifier where the options switch it off."""
 
 
 def plan_partition(
@@ -91,187 +228,31 @@ def plan_partition(
 
     joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
     """
-    before = snapshot(joint) if options.verify else None
-    pins = protect(joint) | apply_rules(joint, options.rules)
-    num_fwd_outputs = stock_args["num_fwd_outputs"]
-    forward, backward = compat.stock_partition(joint, joint_inputs, **stock_args)
-    facts = read_joint(
-        joint,
-        forward,
-        backward,
-        num_fwd_outputs=num_fwd_outputs,
-        hardware=hardware,
-        pins=pins,
-        granularity=512 if hardware.device == "cuda" else 1,
-        retained=options.retain_graph,
+    work = _Partition(joint_inputs, options, hardware, bound, tiers, stock_args)
+    tiling = Tiling(joint, options, hardware.device)
+    # Each variant is a copy: the graph of the first tiling is made of the joint graph as it came.
+    plain = work.variant(snapshot(joint) if tiling.groups else joint, (), (1,) * len(tiling.groups))
+    wanted = bound.above_baseline(plain.planner.stock.peak)
+    variant, chosen = work.choose(tiling, plain, wanted)
+    forward, backward, plan = work.realise(variant, chosen)
+    refused = (
+        *refusals(variant.facts, plan, options),
+        *offload_refusals(variant.planner, chosen, tiers),
+        *tiling.refusals,
     )
-    facts = send_away(price_fusion(facts, hardware), options.rules)
-    planner = Planner(
-        facts,
-        copies=options.recompute is None or options.recompute.copies,
-        recompute=options.recompute is not None,
-        offload=tiers,
+    planned = Planned(
+        plan,
+        variant.facts,
+        chosen,
+        variant.planner.stock,
+        wanted,
+        refused,
+        work.num_fwd_outputs,
+        timeline(plain.facts, plain.planner.stock),
+        plain.seconds,
+        variant.seconds + chosen.seconds,
     )
-    wanted = bound.above_baseline(planner.stock.peak)
-    chosen = None
-    if not bound.last:
-        limit = None if wanted is None else wanted - bound.margin
-        unplanned = planner.unplanned()
-        known = bound.unplanned if unplanned.stock else None
-        if limit is None or (unplanned.peak if known is None else known) <= limit:
-            chosen = unplanned
-        else:
-            chosen = planner.best(int(limit * (1 - SPARE))) or planner.best(limit)
-    chosen = chosen or planner.smallest()
-    plan = make_plan(facts, chosen, planner.stock)
-    if not plan.stock:
-        forward, backward = partition(
-            joint,
-            plan,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=stock_args.get("static_lifetime_input_indices"),
-        )
-        check = functools.partial(verify_partition, before, num_fwd_outputs=num_fwd_outputs) if before else None
-        if check:
-            check(forward, backward, pass_name="partition")
-        backward = recompute(backward, plan)
-        if check:
-            check(forward, backward, pass_name="recompute")
-        if plan.transfers:
-            told = settings(options, tiers, graph=hashlib.sha256(joint.code.encode()).hexdigest()[:16])
-            forward, backward = offload(forward, backward, plan, num_fwd_outputs=num_fwd_outputs, settings=told)
-            if check:
-                check(forward, backward, pass_name="offload")
-    elif before is not None:
-        verify_partition(before, forward, backward, num_fwd_outputs=num_fwd_outputs, pass_name="Inductor's partition")
-    refusals = (*_refusals(facts, plan, options), *_offload_refusals(planner, chosen, tiers))
-    return forward, backward, Planned(plan, facts, chosen, planner.stock, wanted, refusals, num_fwd_outputs)
+    return forward, backward, planned
 
 
-def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate) -> Plan:
-    """Turn indices into names, and the schedule into decisions with their reasons."""
-    values, schedule = facts.values, chosen.schedule
-    steps = tuple(
-        Step(values[i].name, copy, tuple(source for _, source in reads))
-        for (i, copy), reads in zip(schedule.backward_steps, schedule.backward_reads, strict=True)
-    )
-    return Plan(
-        saved=tuple(values[i].name for i in schedule.saved),
-        backward=steps,
-        stock=chosen.stock,
-        decisions=tuple(_decisions(facts, chosen, stock)),
-        peak=chosen.peak,
-        seconds=chosen.seconds,
-        transfers=tuple(_transfers(facts, chosen)),
-    )
-
-
-def _transfers(facts: JointFacts, chosen: Candidate):
-    values, schedule = facts.values, chosen.schedule
-
-    def step(n: int) -> tuple[str, int]:
-        i, copy = schedule.backward_steps[n]
-        return values[i].name, copy
-
-    for move in chosen.moves:
-        value = values[move.value]
-        finish = values[schedule.forward.values[move.finish]].name
-        yield Transfer(value.name, value.bytes, move.tier, finish, step(move.load), step(move.use))
-
-
-def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
-    saved, ours = set(chosen.schedule.saved), set(facts.backward)
-    moves = {move.value: move for move in chosen.moves}
-    stock_again = stock.schedule.recomputed
-    times: dict[int, int] = {}
-    for i, _ in chosen.schedule.backward_steps:
-        times[i] = times.get(i, 0) + 1
-    for i, value in enumerate(facts.values):
-        held = facts.values[value.storage]
-        if i in ours or held.kind == "primal" or value.kind == "primal" or held.bytes == 0:
-            continue
-        if i in moves:
-            why = value.pin[1] if value.pin else "its copies cost less than its bytes or its recomputation"
-            yield Decision(value.name, held.bytes, "offload", value.module, value.source, 0.0, why, moves[i].tier)
-        elif i in saved:
-            why = (
-                value.pin[1]
-                if value.pin and value.pin[0] != "recompute"
-                else (value.fixed if value.fixed else "the backward reads it and it fits")
-            )
-            yield Decision(value.name, held.bytes, "save", value.module, value.source, 0.0, why)
-        elif i in times and value.kind not in ("view", "tuple", "symbol"):
-            seconds = value.seconds * times[i]
-            if value.pin and value.pin[0] == "recompute":
-                why = value.pin[1]
-            elif i in stock_again:
-                why = "Inductor recomputes it too"
-            else:
-                why = "dropped for the budget"
-            if times[i] > 1:
-                why += f", once for each of {times[i]} regions"
-            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why)
-
-
-def _refusals(facts: JointFacts, plan: Plan, options: Options):
-    saved = set(plan.saved)
-    for value in facts.values:
-        if value.pin and value.pin[0] == "recompute" and value.name in saved and value.kind != "primal":
-            reason = value.fixed or "the recomputation of another value starts from it"
-            yield Refusal(f"recompute {value.name} ({value.pin[1]})", f"it {reason}" if value.fixed else reason)
-    for pattern, action in options.rules:
-        if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
-            reason = "no module path of this graph matches the pattern"
-            if action.startswith("offload:"):
-                reason = "no value that is saved comes from a module that matches the pattern"
-            yield Refusal(f"rule {pattern!r}: {action!r}", reason)
-
-
-def _offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
-    if planner.offloader is None:
-        return
-    for tier in tiers.tiers:
-        if tier.only_rules:
-            reason = "the CPU's own memory is where the values are already: only rules send values there, to no gain"
-            yield Refusal(f"offload to {tier.name}", reason)
-    for i, reason in planner.offloader.refused(chosen):
-        value = planner.facts.values[i]
-        yield Refusal(f"offload {value.name} ({value.pin[1]})", reason)
-
-
-def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:
-    """The sweep of a candidate as events; names are those of the joint graph."""
-    events: list[Event] = []
-    values = facts.values
-    sides = (
-        ("forward", candidate.schedule.forward, candidate.forward),
-        ("backward", candidate.schedule.backward, candidate.backward),
-    )
-    for phase, program, swept in sides:
-        dying: dict[int, list[int]] = {}
-        for storage, at in swept.deaths.items():
-            dying.setdefault(at, []).append(storage)
-        born: dict[int, list[int]] = {}
-        for storage, at in swept.births.items():
-            born.setdefault(at, []).append(storage)
-        for slot in range(len(program.values)):
-            freed = dying.get(slot, ())
-            # In place where the sweep says so: the bytes that die are given back before the new ones are taken.
-            early = swept.in_place.get(slot)
-            changes = [(early, -1)] if early is not None else []
-            changes += [(s, 1) for s in born.get(slot, ()) if slot >= program.inputs]
-            changes += [(s, -1) for s in freed if s != early]
-            for which, sign in changes:
-                name = _storage_name(values, program.values[which], phase, which, program)
-                if swept.bytes[which]:
-                    events.append(Event(phase, name, sign * swept.bytes[which]))
-    return Timeline(tuple(events))
-
-
-def _storage_name(values, value: int, phase: str, slot: int, program) -> str:
-    name = values[values[value].storage if slot < program.inputs else value].name
-    recomputed = phase == "backward" and slot >= program.inputs
-    return f"{name}@backward" if recomputed else name
-
-
-__all__ = ["Bound", "Planned", "carried", "make_plan", "plan_partition", "timeline"]
+__all__ = ["Bound", "Planned", "plan_partition"]

@@ -9,7 +9,7 @@ nothing here warns.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,16 +39,22 @@ def snapshot(module: fx.GraphModule) -> fx.GraphModule:
     return compat.copy_graph(module)
 
 
-def verify_graph(before: fx.GraphModule, after: fx.GraphModule, *, pass_name: str) -> None:
-    """Raises VerifyError unless `after` is a legal rewrite of `before`, one graph made of one graph."""
+def verify_graph(
+    before: fx.GraphModule, after: fx.GraphModule, *, pass_name: str, claims: Mapping[str, str] | None = None
+) -> None:
+    """Raises VerifyError unless `after` is a legal rewrite of `before`, one graph made of one graph.
+
+    claims: nodes of `after` that are taken for nodes of `before`, by name; whoever says so has to show it.
+    """
     _raise(pass_name, structure("graph", after))
     table = Table()
-    inputs = [_named_input(table, node) for node in _placeholders(before)]
+    inputs = [named_input(table, node) for node in _placeholders(before)]
     breaches = _compare_inputs("graph", _placeholders(before), _placeholders(after))
     _raise(pass_name, breaches)
     old_run, new_run = Run(table), Run(table)
     old = Numbered(before, inputs, old_run)
-    new = Numbered(after, inputs, new_run)
+    numbers = {node.name: number for node, number in old.numbers.items()}
+    new = Numbered(after, inputs, new_run, claims={name: numbers[source] for name, source in (claims or {}).items()})
     known = values(old)
     outputs = _Outputs("output", old.output_numbers(old_run.writes), new.output_numbers(new_run.writes), old, new)
     breaches += outputs.compare(known)
@@ -79,9 +85,9 @@ def verify_partition(
     _raise(pass_name, breaches)
 
     joint_run, run = Run(table), Run(table)
-    old = Numbered(joint, [_named_input(table, node) for node in _placeholders(joint)], joint_run)
+    old = Numbered(joint, [named_input(table, node) for node in _placeholders(joint)], joint_run)
     known = values(old)
-    fwd = Numbered(forward, [_named_input(table, node) for node in _by_position(fwd_inputs, primals)], run)
+    fwd = Numbered(forward, [named_input(table, node) for node in _by_position(fwd_inputs, primals)], run)
     fwd_draws, fwd_effects = len(run.draws), len(run.effects)
     fwd_outputs = fwd.output_numbers(run.writes)
 
@@ -100,10 +106,10 @@ def verify_partition(
             breaches.append(
                 f"backward input {node.name} is {show(got)}, but takes {source.name}, which is {show(want)}"
             )
-    numbers = iter([number for _, number in saved] + [_named_input(table, node) for node in late])
+    numbers = iter([number for _, number in saved] + [named_input(table, node) for node in late])
     bwd = Numbered(
         backward,
-        [_named_input(table, node) if _RNG_STATE_INPUT.match(node.name) else next(numbers) for node in bwd_inputs],
+        [named_input(table, node) if _RNG_STATE_INPUT.match(node.name) else next(numbers) for node in bwd_inputs],
         run,
     )
 
@@ -155,7 +161,7 @@ def _split_inputs(joint: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node]]:
     return primals, tangents + seeds + states
 
 
-def _named_input(table: Table, node: fx.Node) -> int:
+def named_input(table: Table, node: fx.Node) -> int:
     if isinstance(value := node.meta.get("val"), SYMBOLIC):
         return table.number("symbolic", type(value), value.node.expr)
     if match := _RNG_STATE_INPUT.match(node.name):

@@ -284,7 +284,7 @@ class Interpreter:
         namespace, name, *_ = path.removeprefix("torch.ops.").split(".")
         if "out" in kwargs:
             outputs = kwargs["out"]
-        elif namespace == "memgraph":
+        elif namespace == "memgraph" and name.startswith(("offload", "reload")):
             return self._transfer(name, args)
         else:
             outputs = operator_outputs(resolve(path), args, kwargs, self.storage)

@@ -34,6 +34,24 @@ from memgraph.runtime.shards import accumulator
 aten = torch.ops.aten
 
 
+def call_names(region: Region) -> tuple[str, str]:
+    """What the calls of a region's tiles are named, forward and backward."""
+    return f"tiled_{region.forward[0]}_forward", f"tiled_{region.forward[0]}_backward"
+
+
+def sides(region: Region) -> list[tuple[str, ...]]:
+    """The outputs of each of a region's tiles: of the forward's and the backward's, or of the only one."""
+    if region.tangent:
+        return [region.outputs]
+    parts = [tuple(name for name in region.outputs if name in set(side)) for side in (region.forward, region.backward)]
+    return [outputs for outputs in parts if outputs]
+
+
+def unit_name(region: Region) -> str:
+    """What the 1 is named that stands for a region's tangent."""
+    return f"tiled_{region.forward[0]}_one"
+
+
 def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.GraphModule:
     """Return the joint graph, rewritten in place.  tiles: regions and the number of shards of each.
 
@@ -61,9 +79,8 @@ def _tile_region(joint: fx.GraphModule, region: Region, shards: int, made: dict[
                 value.meta |= _place_of(nodes[name])
             _replace(nodes[name], value, region)
     else:
-        for side in (region.forward, region.backward):
-            wanted = [name for name in region.outputs if name in set(side)]
-            for name, value in _call_tile(joint, nodes, region, wanted, shards, made, {}).items():
+        for outputs in sides(region):
+            for name, value in _call_tile(joint, nodes, region, outputs, shards, made, {}).items():
                 _replace(nodes[name], value, region)
     for name in reversed((*region.forward, *region.backward)):
         _erase(joint.graph, nodes[name])
@@ -90,9 +107,8 @@ def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Re
     tangent = nodes[region.tangent]
     value = tangent.meta["val"]
     with graph.inserting_before(nodes[region.chain[0]] if region.chain else nodes[region.backward[0]]):
-        new = {
-            tangent: _call(graph, aten.full.default, list(value.shape), 1.0, dtype=value.dtype, device=value.device)
-        }
+        one = _call(graph, aten.full.default, [], 1.0, dtype=value.dtype, device=value.device, name=unit_name(region))
+        new = {tangent: one}
     for name in region.chain:
         node = nodes[name]
         with graph.inserting_before(node):
@@ -112,9 +128,7 @@ def _call_tile(
     given: Mapping[str, fx.Node],
 ) -> dict[str, fx.Node]:
     """Put a call of the tile that computes some outputs before the first of them; returns what it gives, by name."""
-    if not outputs:
-        return {}
-    names, inputs = _needed(nodes, region, outputs)
+    names, inputs = needed(nodes, region, outputs)
     module = build_tile(nodes, region, names, inputs, outputs, shards)
     key = _identity(module)
     if key not in made:
@@ -122,11 +136,15 @@ def _call_tile(
         joint.add_submodule(made[key], module)
     graph, first = joint.graph, nodes[outputs[0]]
     values = [node.meta["val"] for node in _output(module)]
-    place = _place_of(next((nodes[n] for n in names if n in set(region.backward)), nodes[names[-1]]) if not region.tangent else nodes[region.forward[-1]])
+    backward = not region.tangent and set(region.backward).intersection(names)
+    place = _place_of(nodes[min(backward, key=names.index)] if backward else nodes[region.forward[-1]])
     with graph.inserting_before(first):
         body = graph.get_attr(made[key])
-        tiled = graph.call_function(
-            compat.invoke_subgraph(), (body, made[key], *[given.get(name, nodes[name]) for name in inputs])
+        tiled = graph.create_node(
+            "call_function",
+            compat.invoke_subgraph(),
+            (body, made[key], *[given.get(name, nodes[name]) for name in inputs]),
+            name=call_names(region)[bool(backward)],
         )
         tiled.meta = place | {"val": tuple(values)}
         parts = {}
@@ -136,7 +154,7 @@ def _call_tile(
     return parts
 
 
-def _needed(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+def needed(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
     """The members that some outputs are computed from, and the inputs that these read, both in order."""
     inside, found, pending = region.nodes, set(), [nodes[name] for name in outputs]
     read: set[str] = set()
@@ -327,8 +345,9 @@ def _output(module: fx.GraphModule) -> tuple[fx.Node, ...]:
     return next(iter(module.graph.find_nodes(op="output"))).args[0]
 
 
-def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, args, kwargs)
+def _call(graph: fx.Graph, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+    """A call where the graph inserts, with its metadata."""
+    node = graph.create_node("call_function", target, args, kwargs, name=name)
     values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)][:1]
     given = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
     with compat.propagating(compat.fake_mode_of(values)):

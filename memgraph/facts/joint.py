@@ -9,50 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import torch
 from torch import fx
 
 from memgraph.facts import regions
 from memgraph.facts.costs import logical_bytes, seconds, storage_span
+from memgraph.facts.inside import Inside
 from memgraph.facts.operators import family, short_name, twice_is_wrong
+from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
-
-# On the CPU Inductor materialises what has several readers and one of these in it (torch/_inductor/ir.py,
-# should_realize_on_reuse).
-HEAVY = frozenset(("exp", "sigmoid"))
-
-Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", "tuple", "symbol"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Value:
-    """One node. bytes: of its own storage, 0 where it shares another's; a tuple's: of all its elements together.
-    seconds: to compute it once more.
-    hold: seconds that it costs to save it, beyond its bytes.  heavy: Inductor does not inline it into several readers.
-
-    storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
-    fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
-    movable: whether its bytes may be copied to another tier and back: it owns them, they lie on the device, densely.
-    """
-
-    name: str
-    kind: Kind
-    inputs: tuple[int, ...]
-    storage: int
-    bytes: int
-    seconds: float
-    region: int
-    savable: bool
-    fixed: str = ""
-    pin: tuple[str, str] | None = None
-    hold: float = 0.0
-    heavy: bool = False
-    movable: bool = False
-    module: str = ""
-    source: str = ""
-
 
 @dataclasses.dataclass(frozen=True)
 class JointFacts:
@@ -118,24 +84,25 @@ def read_joint(
     region_class = regions.classes(forward, assigned, len(names))
 
     roots: dict[fx.Node, fx.Node] = {}
+    bodies = Inside(hardware, granularity)
     values = []
     for node in nodes:
-        roots[node] = _root(node, roots)
+        roots[node] = root(node, roots)
         val = node.meta.get("val")
         tensor = isinstance(val, torch.Tensor)
-        kind = _kind(node, val, node in tangents)
+        kind = kind_of(node, val, node in tangents)
         owns = roots[node] is node and tensor
-        parts = [val] if owns else val if roots[node] is node and isinstance(val, list | tuple) else []
-        size = sum(-(-storage_span(t) // granularity) * granularity for t in parts if isinstance(t, torch.Tensor))
         path = paths.get(node, "")
+        called = bodies.of(node)
         values.append(
             Value(
                 name=node.name,
                 kind=kind,
                 inputs=tuple(position[arg] for arg in node.all_input_nodes),
                 storage=position[roots[node]],
-                bytes=size,
-                seconds=seconds(node, hardware) if node.op == "call_function" else 0.0,
+                bytes=owned_bytes(node, roots[node] is node, granularity),
+                seconds=called.seconds if called else seconds(node, hardware) if node.op == "call_function" else 0.0,
+                scratch=called.scratch if called else 0,
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
                 fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
@@ -193,37 +160,6 @@ def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:
 
 def _flat(outputs: object) -> list:
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-
-
-def _root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """The node that owns the storage: a getitem of an operator with several outputs owns its own."""
-    if node.op != "call_function":
-        return node
-    kind = family(node.target)
-    if kind == "view" and node.all_input_nodes:
-        return roots[node.all_input_nodes[0]]
-    if kind == "getitem":
-        container = node.args[0]
-        if family(container.target) == "view" and container.all_input_nodes:  # split, unbind: views in a list
-            return roots[container.all_input_nodes[0]]
-    return node
-
-
-def _kind(node: fx.Node, val: object, tangent: bool) -> Kind:
-    if node.op == "placeholder":
-        if tangent:
-            return "tangent"
-        return "primal"
-    if node.op == "get_attr":
-        return "primal" if isinstance(val, torch.Tensor) else "symbol"
-    kind = family(node.target)
-    if isinstance(val, list | tuple):
-        return "view" if kind == "view" else "tuple"  # split, unbind: views in a list
-    if not isinstance(val, torch.Tensor):
-        return "symbol" if val is not None else "extern"
-    if kind == "getitem" and family(node.args[0].target) == "view":
-        return "view"
-    return "extern" if kind in ("getitem", "symbol") else kind
 
 
 def _movable(value: torch.Tensor, device: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from memgraph.facts.joint import Value
+from memgraph.facts.values import Value
 
 # Inductor materialises a value with several readers when inlining it would make each of them read more than this
 # many buffers (torch._inductor.config.realize_reads_threshold).
@@ -154,7 +154,7 @@ def _kernels(
         shared = readers[slot] > 1 and (heavy[slot] or len(reads) > MOST_INLINED_READS)
         if wanted[slot] or kind in BUFFERS or shared:
             touched[slot] = reads
-            through[slot] = frozenset((slot,))
+            through[slot] = frozenset((storage_of[slot],))
             heavy[slot] = False
         else:
             real[slot] = False
@@ -203,8 +203,8 @@ def _usage(
                 if taken is not None:
                     in_place[slot] = taken
             total += born[slot]
-            usage.append(total - (size[slot] if slot in in_place else 0))
+            usage.append(total + values[value].scratch - (size[slot] if slot in in_place else 0))
         else:
-            usage.append(total)
+            usage.append(total + (values[value].scratch if slot >= program.inputs else 0))
         total -= sum(size[s] for s in freed)
     return tuple(usage), in_place

@@ -10,18 +10,19 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-Action = Literal["save", "recompute", "offload"]
+Action = Literal["save", "recompute", "offload", "tile"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What happens to one forward value that the backward needs.
+    """What happens to one forward value that the backward needs, or to one region.
 
-    name: the value's name in the joint graph.  bytes: its storage.  action: save, recompute or offload.
+    name: the value's name in the joint graph; a region's first one.  bytes: its storage; a region's wide values together,
+    untiled.  action: save, recompute or offload; of a region tile.
     module: dotted module path, "" where the graph has none.  source: "file:line" of the user's code, or "".
     seconds: predicted time of computing the value once more (0 for a saved one).
     why: one phrase: what made the planner, a rule or a tag choose this.
-    tier: where an offloaded value lies: "host" or "nvme"; "" for the others.
+    tier: where an offloaded value lies: "host" or "nvme"; "" for the others.  shards: of a region.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Decision:
     seconds: float = 0.0
     why: str = ""
     tier: str = ""
+    shards: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

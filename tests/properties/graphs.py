@@ -25,7 +25,7 @@ from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.pins import protect
 from memgraph.planner.candidate import Candidate
-from memgraph.planning import make_plan
+from memgraph.decisions import make_plan
 from memgraph.verify import snapshot, verify_partition
 
 HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)

@@ -19,7 +19,7 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.planner.transfers import Clock, Move, Tier, place, with_moves
-from memgraph.planning import timeline
+from memgraph.decisions import timeline
 from memgraph.runtime import sanitized
 
 # What a call takes and gives back is in no timeline. Found by measuring: attention works on tiles, dropout

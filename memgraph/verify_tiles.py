@@ -1,0 +1,185 @@
+"""A tiled joint graph held against the one that it was made from.
+
+Around the tiles nothing may have changed: values are numbered, and what a tile returns is taken for the value that it
+stands for. Inside, operators that were told other sizes cannot be compared by number, so a tile is run: on small random
+data, in shards and whole, and what comes out must be the same but for the rounding of sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+
+from memgraph import compat
+from memgraph.bodies import build_body
+from memgraph.facts.token_rules import SUM, Tokens
+from memgraph.facts.tokens import Region
+from memgraph.numbering import Numbered, Run
+from memgraph.passes.tile import build_tile, call_names, needed, sides, unit_name
+from memgraph.value_numbers import Table, freeze
+from memgraph.verify import named_input, verify_graph
+
+# Small, and two shards that differ.
+ROWS, SHARDS = 5, 2
+# Relative to the norm of the whole, by bytes of the type: each sum is rounded in another order.
+TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 0.3}
+
+
+class TileError(Exception):
+    """A tile that does not do what its region does.  region: which."""
+
+    def __init__(self, region: Region, reason: str) -> None:
+        self.region = region
+        super().__init__(reason)
+
+
+def verify_tiles(before: fx.GraphModule, after: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> None:
+    """Raises VerifyError where the graph around the tiles has changed, TileError where a tile computes something else."""
+    claims: dict[str, str] = {}
+    for region, _ in tiles:
+        claims |= _claims(before, after, region)
+    verify_graph(before, after, pass_name="tile", claims=claims)
+    _operands(before, after, [region for region, _ in tiles], claims)
+    nodes = {node.name: node for node in before.graph.nodes}
+    seen: set[tuple[str, ...]] = set()
+    for region, _ in tiles:
+        label = _labels(after, region)
+        if label not in seen:
+            seen.add(label)
+            _try_out(nodes, region)
+
+
+def _claims(before: fx.GraphModule, after: fx.GraphModule, region: Region) -> dict[str, str]:
+    """For what reads an output of the region: the node that it reads now, and the one that it read before."""
+    new = {node.name: node for node in after.graph.nodes}
+    outputs, inside = set(region.outputs), region.nodes
+    claims: dict[str, str] = {}
+    for node in before.graph.nodes:
+        if node.name in inside or node.name not in new:
+            continue
+        for old, now in zip(node.all_input_nodes, new[node.name].all_input_nodes, strict=True):
+            if old.name in outputs:
+                claims[now.name] = old.name
+    return claims
+
+
+def _calls(after: fx.GraphModule, region: Region) -> list[fx.Node]:
+    names = call_names(region)
+    return [node for node in after.graph.nodes if node.name in names]
+
+
+def _labels(after: fx.GraphModule, region: Region) -> tuple[str, ...]:
+    return tuple(str(node.args[1]) for node in _calls(after, region))
+
+
+def _operands(
+    before: fx.GraphModule, after: fx.GraphModule, regions: Sequence[Region], claims: Mapping[str, str]
+) -> None:
+    """What each tile is given is what its region read, or that with the tangent at 1."""
+    table = Table()
+    placeholders = before.graph.find_nodes(op="placeholder")
+    given = [named_input(table, node) for node in placeholders]
+    old = {node.name: n for node, n in Numbered(before, given, Run(table)).numbers.items()}
+    taken = {name: old[source] for name, source in claims.items()}
+    new = Numbered(after, given, Run(table), claims=taken).numbers
+    for region in regions:
+        calls = _calls(after, region)
+        if not calls:
+            raise TileError(region, "no call of its tile is in the graph")
+        unit: dict[str, int] = {}
+        if region.tangent:
+            one = next((new[node] for node in calls[0].graph.nodes if node.name == unit_name(region)), -1)
+            ones = [one if node.name == region.tangent else n for node, n in zip(placeholders, given, strict=True)]
+            unit = {node.name: n for node, n in Numbered(before, ones, Run(table)).numbers.items()}
+            if one != table.number(*_one(after, unit_name(region))):
+                raise TileError(region, "the tangent of its tile is not 1")
+        nodes = {node.name: node for node in before.graph.nodes}
+        for call, outputs in zip(calls, sides(region), strict=True):
+            _, inputs = needed(nodes, region, outputs)
+            for name, operand in zip(inputs, call.args[2:], strict=True):
+                wanted = unit if name in (region.tangent, *region.chain) else old
+                if new[operand] != wanted.get(name):
+                    raise TileError(region, f"its tile is given {operand.name} for {name}")
+
+
+def _one(after: fx.GraphModule, name: str) -> tuple:
+    """What a scalar 1 is numbered by, if that is what a node is."""
+    node = next(node for node in after.graph.nodes if node.name == name)
+    if node.target is not torch.ops.aten.full.default or list(node.args) != [[], 1.0]:
+        return ("not 1",)
+    return (node.target, freeze(node.args, {}), freeze(node.kwargs, {}))
+
+
+def _try_out(nodes: Mapping[str, fx.Node], region: Region) -> None:
+    """Run a region whole and in shards on small random data.  Raises TileError where the results differ."""
+    for outputs in sides(region):
+        _compare(nodes, region, outputs)
+
+
+def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> None:
+    names, inputs = needed(nodes, region, outputs)
+    values = [nodes[name].meta["val"] for name in inputs]
+    if any(value.is_cuda for value in values) and not torch.cuda.is_available():
+        return
+    mode = compat.fake_mode_of(values)
+    small = dataclasses.replace(region, tokens=ROWS)
+    with compat.propagating(mode):
+        fakes = {name: _small(value, region, name) for name, value in zip(inputs, values, strict=True)}
+    whole = build_body(nodes, region, names, fakes, outputs, ROWS, mode, split=False)
+    parts = {node.name: node for node in whole.module.graph.nodes}
+    tiled = build_tile(parts, small, names, inputs, outputs, SHARDS)
+    with compat.really(), torch.no_grad():
+        data = _data([nodes[name].meta["val"] for name in inputs], fakes.values())
+        scale = [0.5 if name in (region.tangent, *region.chain) else 1 for name in inputs]
+        want = fx.Interpreter(whole.module).run(*[item * by if by != 1 else item for item, by in zip(data, scale, strict=True)])
+        got = fx.Interpreter(tiled).run(*data)
+        backward = set(region.backward)
+        for place, name in enumerate(outputs):
+            one, other = want[whole.values[name]], got[place]
+            if region.tangent and name in backward:
+                other = other * 0.5
+            _same(region, name, one, other)
+
+
+def _same(region: Region, name: str, want: torch.Tensor, got: torch.Tensor) -> None:
+    if want.shape != got.shape or want.dtype != got.dtype:
+        raise TileError(region, f"{name} is {got.dtype}{list(got.shape)} in shards, {want.dtype}{list(want.shape)} whole")
+    if not want.dtype.is_floating_point:
+        if not torch.equal(want, got):
+            raise TileError(region, f"{name} differs in shards at {int((want != got).sum())} of {want.numel()} places")
+        return
+    size = want.double().norm()
+    error = float((want.double() - got.double()).norm() / size) if size > 0 else float(got.double().norm())
+    if not error <= TOLERANCE[want.element_size()]:
+        raise TileError(region, f"{name} in shards differs from the whole by {error:.2g} of its norm, on {ROWS} tokens")
+
+
+def _small(value: torch.Tensor, region: Region, name: str) -> torch.Tensor:
+    state = region.states[name]
+    if not isinstance(state, Tokens):
+        return value
+    sizes = list(value.shape)
+    for dim in state.dims[:-1]:
+        sizes[dim] = 1
+    sizes[state.dims[-1]] = ROWS * state.factor
+    return value.new_empty(sizes)
+
+
+def _data(originals: Sequence[torch.Tensor], fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Random numbers; integers that are indices of anything are at most 1."""
+    generators: dict[torch.device, torch.Generator] = {}
+    made = []
+    for fake in fakes:
+        generator = generators.setdefault(fake.device, torch.Generator(fake.device).manual_seed(0))
+        if fake.dtype.is_floating_point:
+            spread = max(1, fake.shape[-1] if fake.dim() else 1) ** -0.5
+            item = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device).normal_(0, spread if fake.dim() > 1 else 1, generator=generator)
+        else:
+            item = torch.randint(0, 2, fake.shape, generator=generator, device=fake.device).to(fake.dtype)
+        if fake.stride() != item.stride():
+            item = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).copy_(item)
+        made.append(item)
+    return made
