@@ -568,8 +568,30 @@ def run_after(node: Any, previous: Any) -> None:
     if node.ancestors.intersection(previous.get_operation_names()):
         return  # it does so already
     name = next(iter(previous.get_buffer_names()))
-    mine = next(iter(node.get_buffer_names()))
-    node.unmet_dependencies.add(WeakDep(name, mutating_buf=mine))
+    # Not a buffer that the node writes: the scheduler would ask whether it may be fused with what it waits for.
+    node.unmet_dependencies.add(WeakDep(name, mutating_buf=name))
+
+
+def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
+    """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks entries
+    of that buffer, does not wait for the first, and so could run before it."""
+    pairs = []
+    for node in nodes:
+        if node.is_reduction() or node.is_extern() or len(node.read_writes.writes) != 1:
+            continue
+        (written,) = node.read_writes.writes
+        for read in node.read_writes.reads:
+            made = node.scheduler.name_to_buf.get(read.name)
+            if made is None or not hasattr(read, "index") or read.index != getattr(written, "index", None):
+                continue
+            for user in made.users:
+                reader = user.node
+                if reader is node or not hasattr(reader, "read_writes"):
+                    continue
+                picks = any(r.name == read.name and getattr(r, "is_indirect", bool)() for r in reader.read_writes.reads)
+                if picks and not reader.ancestors.intersection(node.get_operation_names()):
+                    pairs.append((node, reader))
+    return pairs
 
 
 def recompute_ancestors(node: Any) -> None:
