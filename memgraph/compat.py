@@ -575,20 +575,23 @@ def run_after(node: Any, previous: Any) -> None:
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
     """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks entries
     of that buffer, does not wait for the first, and so could run before it."""
+    from torch._inductor.dependencies import MemoryDep
+
     pairs = []
     for node in nodes:
-        if node.is_reduction() or node.is_extern() or len(node.read_writes.writes) != 1:
+        writes = [write for write in node.read_writes.writes if isinstance(write, MemoryDep)]
+        if node.is_reduction() or node.is_extern() or len(writes) != 1:
             continue
-        (written,) = node.read_writes.writes
         for read in node.read_writes.reads:
             made = node.scheduler.name_to_buf.get(read.name)
-            if made is None or not hasattr(read, "index") or read.index != getattr(written, "index", None):
+            if made is None or not isinstance(read, MemoryDep) or read.index != writes[0].index:
                 continue
             for user in made.users:
                 reader = user.node
                 if reader is node or not hasattr(reader, "read_writes"):
                     continue
-                picks = any(r.name == read.name and getattr(r, "is_indirect", bool)() for r in reader.read_writes.reads)
+                reads = [r for r in reader.read_writes.reads if isinstance(r, MemoryDep) and r.name == read.name]
+                picks = any(r.is_indirect() for r in reads)
                 if picks and not reader.ancestors.intersection(node.get_operation_names()):
                     pairs.append((node, reader))
     return pairs

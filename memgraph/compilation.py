@@ -18,13 +18,14 @@ import torch
 from memgraph import compat, runtime
 from memgraph.errors import BudgetError
 from memgraph.hardware import load
+from memgraph.logits import drop_logits
 from memgraph.lowered import inputs_of
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options, parse_options
 from memgraph.ordering import KeepOrder
 from memgraph.outcome import Lowering, build_report, read_step
 from memgraph.partitioner import Partitioner, source_fingerprint
-from memgraph.planner.plan import Timeline
+from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import SPARE, Bound
 from memgraph.progress import Progress
 from memgraph.report import Report, record
@@ -44,6 +45,11 @@ class Compilation:
     """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it."""
 
     def __init__(self, gm: Any, inputs: Any, options: Options) -> None:
+        self.notes: tuple[str, ...] = ()
+        self.refusals: tuple[Refusal, ...] = ()
+        if options.tile is not None and options.tile.logits == "drop":
+            gm, note, refused = drop_logits(gm, inputs)
+            self.notes, self.refusals = ((note,) if note else ()), ((refused,) if refused else ())
         self.gm, self.inputs, self.options = gm, inputs, options
         self.device = _device(inputs)
         self.hardware = load(self.device)
@@ -236,7 +242,7 @@ class Compilation:
     ) -> tuple[Report, int]:
         """The report of one attempt, and the peak above the baseline as lowered."""
         planned = partitioner.planned[-1]
-        notes = []
+        notes = list(self.notes)
         try:
             truth: Timeline | None = read_step(partitioner, lowering, self.device.type)
         except NotReadable as problem:
@@ -259,6 +265,7 @@ class Compilation:
             notes=tuple(notes),
             attempts=attempts,
             unplanned=self.unplanned,
+            refusals=self.refusals,
         )
         return report, report.predicted_peak - self.baseline
 

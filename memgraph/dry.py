@@ -28,6 +28,8 @@ from memgraph.hardware import Hardware, built_in, load
 from memgraph.options import Options, parse_options
 from memgraph.outcome import build_report
 from memgraph.partitioner import Partitioner
+from memgraph.logits import drop_logits
+from memgraph.planner.plan import Refusal
 from memgraph.planning import Bound
 from memgraph.progress import Progress
 from memgraph.report import Report
@@ -116,6 +118,11 @@ class _Capture:
                 "there is nothing to plan: the first graph of this function has no input or parameter that "
                 "requires a gradient"
             )
+        refusals: tuple[Refusal, ...] = ()
+        if self.options.tile is not None and self.options.tile.logits == "drop":
+            gm, note, refused = drop_logits(gm, inputs)
+            self.notes += [note] if note else []
+            refusals = (refused,) if refused else ()
         if reason := compat.graph_break_reason(gm):
             where = reason.splitlines()[0]
             self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")
@@ -162,6 +169,7 @@ class _Capture:
             stages=(*progress.stages, ("all", time.perf_counter() - start)),
             notes=(f"planned with the figures of {hardware.name}; nothing was compiled or run", *self.notes),
             attempts=1,
+            refusals=refusals,
         )
         raise compat.through_dynamo(_Captured())
 

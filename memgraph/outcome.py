@@ -32,6 +32,7 @@ def build_report(
     baseline: int,
     budget: int | None,
     unplanned: int | None = None,
+    refusals: tuple[Refusal, ...] = (),
     **known: Any,
 ) -> Report:
     """The report of one planned graph.
@@ -60,7 +61,7 @@ def build_report(
         recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
-        refusals=planned.refusals + levers,
+        refusals=planned.refusals + refusals + levers,
         timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
         unplanned_timeline=truth if plain else planned.unplanned,
         binding=planned.binding(),

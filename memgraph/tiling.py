@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
+from memgraph.facts.costs import logical_bytes
 from memgraph.facts.token_rules import Mixed
 from memgraph.facts.tokens import Refused, Region, find_regions
 from memgraph.options import Options
@@ -14,6 +15,7 @@ from memgraph.passes.tile import call_names, tile
 from memgraph.pins import rule_of
 from memgraph.planner.plan import Decision, Refusal, Timeline
 from memgraph.planner.tiles import Group, Shards, most_shards
+from memgraph.sizes import format_size
 from memgraph.verify import snapshot
 from memgraph.verify_tiles import TileError, verify_tiles
 
@@ -101,10 +103,25 @@ class Tiling:
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
             self.refusals.append(Refusal("tile", "no stretch of this graph has wide values that are a token's own"))
+        self._say_what_is_returned()
         paths = [region.module for region in self.regions]
         for pattern, action in self.options.rules:
             if action.startswith("tile") and not any(rule_of(path, ((pattern, action),)) for path in paths):
                 self.refusals.append(Refusal(f"rule {pattern!r}: {action!r}", "no region that can be tiled matches it"))
+
+    def _say_what_is_returned(self) -> None:
+        """What the function returns whole of a loss's wide values: no number of shards makes that smaller."""
+        returned = {node.name for node in self.joint.graph.output_node().all_input_nodes}
+        nodes = {node.name: node for node in self.joint.graph.nodes}
+        for region in self.regions:
+            for name in region.outputs:
+                size = logical_bytes(nodes[name].meta.get("val"))
+                readers = {name, *(user.name for user in nodes[name].users)}
+                if region.kind == "loss" and size >= region.row_bytes * region.tokens // 4 and readers & returned:
+                    what = f"the logits of tile {region.module or 'a loss'}"
+                    told = f"the function returns them beside its loss: {format_size(size)} that stay whole, and as much again "
+                    told += "for their gradient; the option tile: {'logits': 'drop'} gives them up"
+                    self.refusals.append(Refusal(what, told))
 
     def _drop(self, problem: Mixed | TileError, shards: Shards) -> Shards:
         """The shards without the group of the region that failed; its refusal is written down."""

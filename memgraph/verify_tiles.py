@@ -8,6 +8,7 @@ data, in shards and whole, and what comes out must be the same but for the round
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from memgraph.bodies import build_body
 from memgraph.facts.token_rules import SUM, Tokens
 from memgraph.facts.tokens import Region
 from memgraph.numbering import Numbered, Run
-from memgraph.passes.tile import build_tile, call_names, needed, sides, unit_name
+from memgraph.passes.tile import build_tile, call_names, identity, needed, sides, unit_name
 from memgraph.value_numbers import Table, freeze
 from memgraph.verify import named_input, verify_graph
 
@@ -45,11 +46,20 @@ def verify_tiles(before: fx.GraphModule, after: fx.GraphModule, tiles: Sequence[
     _operands(before, after, [region for region, _ in tiles], claims)
     nodes = {node.name: node for node in before.graph.nodes}
     seen: set[tuple[str, ...]] = set()
-    for region, _ in tiles:
+    for region, shards in tiles:
         label = _labels(after, region)
         if label not in seen:
             seen.add(label)
+            _as_built(nodes, after, region, shards)
             _try_out(nodes, region)
+
+
+def _as_built(nodes: Mapping[str, fx.Node], after: fx.GraphModule, region: Region, shards: int) -> None:
+    """The tiles in the graph are those that are tried out, but for the number of tokens."""
+    for call, outputs in zip(_calls(after, region), sides(region), strict=True):
+        fresh = build_tile(nodes, region, *needed(nodes, region, outputs), outputs, shards)
+        if identity(fresh) != identity(after.get_submodule(call.args[0].target)):
+            raise TileError(region, f"{call.name} does not call the tile of its region")
 
 
 def _claims(before: fx.GraphModule, after: fx.GraphModule, region: Region) -> dict[str, str]:
@@ -57,13 +67,26 @@ def _claims(before: fx.GraphModule, after: fx.GraphModule, region: Region) -> di
     new = {node.name: node for node in after.graph.nodes}
     outputs, inside = set(region.outputs), region.nodes
     claims: dict[str, str] = {}
+    calls = dict(zip(sides(region), _calls(after, region), strict=False))
+    made = {name: (call, n) for names, call in calls.items() for n, name in enumerate(names)}
     for node in before.graph.nodes:
         if node.name in inside or node.name not in new:
             continue
         for old, now in zip(node.all_input_nodes, new[node.name].all_input_nodes, strict=True):
             if old.name in outputs:
+                if not _stands_for(now, *made.get(old.name, (None, 0)), region, old.name in region.backward):
+                    raise TileError(region, f"{node.name} reads {now.name} in place of {old.name}")
                 claims[now.name] = old.name
     return claims
+
+
+def _stands_for(node: fx.Node, call: fx.Node | None, place: int, region: Region, backward: bool) -> bool:
+    """Whether a node is the output of a tile that it should be, times the tangent where that was taken for 1."""
+    if region.tangent and backward:
+        if node.target is not torch.ops.aten.mul.Tensor or node.args[1].name != region.tangent:
+            return False
+        node = node.args[0]
+    return node.target is operator.getitem and node.args == (call, place)
 
 
 def _calls(after: fx.GraphModule, region: Region) -> list[fx.Node]:

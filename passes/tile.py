@@ -130,7 +130,7 @@ def _call_tile(
     """Put a call of the tile that computes some outputs before the first of them; returns what it gives, by name."""
     names, inputs = needed(nodes, region, outputs)
     module = build_tile(nodes, region, names, inputs, outputs, shards)
-    key = _identity(module)
+    key = identity(module)
     if key not in made:
         made[key] = f"tile_{len(made)}"
         joint.add_submodule(made[key], module)
@@ -320,7 +320,7 @@ def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node) -> fx.No
     return result
 
 
-def _identity(module: fx.GraphModule) -> str:
+def identity(module: fx.GraphModule) -> str:
     """Equal for tiles that do the same: their code, their bodies' code, and what their inputs look like."""
     lines = []
     for name, part in module.named_modules():

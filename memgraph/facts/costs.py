@@ -23,6 +23,16 @@ TRANSCENDENTAL = frozenset(
     "tanh_backward gelu_backward silu_backward sigmoid_backward atan atan2 asin acos sinh cosh".split()
 )
 
+# Products without a formula in torch, and where their factors stand: every entry of the rows meets every column of the
+# weight (of one expert).
+_PRODUCTS = {
+    "shard_product": (0, 1),
+    "shard_add": (1, 2),
+    "_grouped_mm": (0, 1),
+    "grouped_mm_fallback": (0, 1),
+    "grouped_mm_fallback_backward": (0, 1),
+}
+
 
 def storage_span(value: torch.Tensor) -> int:
     """Bytes from the first to the last element of a strided tensor (fake or real)."""
@@ -63,6 +73,9 @@ def flops(node: Node) -> int:
         query, key = (_shape(arg) for arg in (node.args[1:3] if backward else node.args[:2]))
         batch, heads, queries, width = query
         return (10 if backward else 4) * batch * heads * queries * key[-2] * width
+    if name in _PRODUCTS:
+        rows, weight = (_shape(node.args[place]) for place in _PRODUCTS[name])
+        return (4 if name.endswith("backward") else 2) * math.prod(rows) * weight[-1]
     formula = flop_registry.get(getattr(node.target, "_overloadpacket", None))
     if formula is None:
         return 0
