@@ -17,7 +17,7 @@ from torch import fx
 
 from memgraph import compat
 from memgraph.facts.operators import family, short_name
-from memgraph.facts.token_rules import LENGTHS, SIZED, SUM, Mixed, State, Tokens, shape_of
+from memgraph.facts.token_states import LENGTHS, SIZED, SUM, Mixed, State, Tokens, shape_of
 from memgraph.facts.tokens import Region
 
 
@@ -68,8 +68,8 @@ def build_body(
 ) -> Body:
     """The body for a shard of `rows` tokens.
 
-    names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.  split: leave
-    products that sum over tokens to the caller.
+    names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.
+    split: leave products that sum over tokens to the caller.
     Raises Mixed where a value does not come out in the shape that the flow of tokens says.
     """
     graph = fx.Graph()
@@ -84,9 +84,10 @@ def build_body(
         state = region.states[name]
         args = _resized(node, list(args), state, rows)
         new[node] = made = call(graph, mode, node.target, *args, name=name, **kwargs)
-        if isinstance(state, Tokens) and isinstance(value := made.meta["val"], torch.Tensor):
-            if list(value.shape) != shard_shape(shape_of(node), state, rows):
-                raise Mixed(node, f"gives {list(value.shape)} for {rows} of {region.tokens} tokens")
+        value = made.meta["val"]
+        sliced = isinstance(state, Tokens) and isinstance(value, torch.Tensor)
+        if sliced and list(value.shape) != shard_shape(shape_of(node), state, rows):
+            raise Mixed(node, f"gives {list(value.shape)} for {rows} of {region.tokens} tokens")
     exposed: dict[fx.Node, int] = {}
     values, products = {}, {}
     for name in outputs:

@@ -296,7 +296,7 @@ def lower_transfers() -> None:
 
 
 def lower_shards() -> None:
-    """Teach Inductor to put shards together in place: a chain of functional operators writes into its first argument."""
+    """Teach Inductor to put shards together in place: each of a chain of operators writes into its first argument."""
     import torch
     from torch._inductor import ir
     from torch._inductor.lowering import lowerings, register_lowering
@@ -310,7 +310,10 @@ def lower_shards() -> None:
         ir.FallbackKernel.create(operator, written, *rest)
         return written
 
-    for functional, writing in ((operators.shard_put, operators.shard_put_), (operators.shard_add, operators.shard_add_)):
+    for functional, writing in (
+        (operators.shard_put, operators.shard_put_),
+        (operators.shard_add, operators.shard_add_),
+    ):
         lower = functools.partial(into, operator=writing.default)
         register_lowering(functional.default, type_promotion_kind=None)(lower)
 
@@ -573,8 +576,8 @@ def run_after(node: Any, previous: Any) -> None:
 
 
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
-    """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks entries
-    of that buffer, does not wait for the first, and so could run before it."""
+    """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks
+    entries of that buffer, does not wait for the first, and so could run before it."""
     from torch._inductor.dependencies import MemoryDep
 
     pairs = []

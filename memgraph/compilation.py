@@ -29,6 +29,7 @@ from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import SPARE, Bound
 from memgraph.progress import Progress
 from memgraph.report import Report, record
+from memgraph.shift import slice_before_head
 from memgraph.store import Store
 from memgraph.tiers import settings, tiers
 from memgraph.wrapper import NotReadable
@@ -50,6 +51,8 @@ class Compilation:
         if options.tile is not None and options.tile.logits == "drop":
             gm, note, refused = drop_logits(gm, inputs)
             self.notes, self.refusals = ((note,) if note else ()), ((refused,) if refused else ())
+        if options.tile is not None and options.tile.loss is not False:
+            gm = slice_before_head(gm)
         self.gm, self.inputs, self.options = gm, inputs, options
         self.device = _device(inputs)
         self.hardware = load(self.device)
@@ -271,7 +274,7 @@ class Compilation:
 
 
 def _is_ours(partitioner: Partitioner, backward: bool) -> bool:
-    """Whether the order of a graph is the plan's: a planned backward, a forward out of which values are copied, tiles."""
+    """Whether the plan orders a graph: a planned backward, a forward that values are copied out of, any with tiles."""
     plan = partitioner.planned[-1].plan
     if any(decision.action == "tile" for decision in plan.decisions):
         return True

@@ -1,8 +1,8 @@
 """Outputs that a function returns beside its loss and that only the loss needs: dropped where the user says so.
 
-    before:  hidden -> head -> logits -> loss                 returns loss, logits
-    after:   hidden -> head -> logits -> loss; poison()       returns loss, a tensor of the logits' shape in the memory of
-                                                              one number, not-a-number wherever it is read
+    before:  hidden -> head -> logits -> loss               returns loss, logits
+    after:   hidden -> head -> logits -> loss; poison()     returns loss, a tensor of the logits' shape in the memory of
+                                                            one number, not-a-number wherever it is read
 
 Done to Dynamo's graph, before autograd sees it: what is not returned needs no gradient of its own either.
 """
@@ -42,7 +42,7 @@ def drop_logits(gm: fx.GraphModule, inputs: Any) -> tuple[fx.GraphModule, str, R
 
 
 def find_logits(gm: fx.GraphModule, inputs: Any) -> fx.Node | None:
-    """The largest output from which a scalar output is computed through nothing that reads a parameter; None for none."""
+    """The largest output from which a scalar output is computed through nothing that reads a parameter, or None."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = {node for node, given in zip(placeholders, inputs, strict=False) if isinstance(given, torch.nn.Parameter)}
     weights |= set(gm.graph.find_nodes(op="get_attr"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from memgraph.decisions import timeline
 from memgraph.lowered import read_wrapper, saved_inputs, step_timeline
 from memgraph.options import Options
 from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
-from memgraph.decisions import timeline
 from memgraph.planning import Planned
 from memgraph.report import Report
 from memgraph.wrapper import NotReadable

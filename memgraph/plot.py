@@ -40,6 +40,7 @@ def layout(report: Report) -> Group:
             f"module|>saved|>recomputed|{'>offloaded|' * moves}>in time|why",
             (row if moves else (*row[:3], *row[4:]) for row in _module_rows(report.decisions)),
         ),
+        ("Run in shards of their tokens", "module|>times|>shards|>bytes untiled|why", _tile_rows(report.decisions)),
         ("Largest values kept", _VALUES, _value_rows(report.decisions, "save")),
         ("Largest values dropped", _VALUES, _value_rows(report.decisions, "recompute")),
         ("Largest values offloaded", _VALUES, _value_rows(report.decisions, "offload")),
@@ -78,6 +79,8 @@ def _module_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
     """One row for each set of equal layers, and one for each of its parts, in the order of the graph."""
     layers: dict[tuple[str, str], list[tuple[str, Decision]]] = {}
     for decision in decisions:
+        if decision.action == "tile":
+            continue
         stem, number, rest = _split(decision.module)
         layers.setdefault((stem, number), []).append((rest, decision))
     groups: dict[Any, tuple[list[str], list[tuple[str, Decision]]]] = {}
@@ -107,6 +110,18 @@ def _module_row(label: str, members: list[tuple[str, Decision]]) -> tuple[str, .
     why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
     sizes = [format_size(total[action]) if total[action] else "-" for action in ("save", "recompute", "offload")]
     return label, *sizes, _time(seconds) if seconds else "-", why
+
+
+def _tile_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
+    """The regions that run in shards; equal ones are one row."""
+    alike: dict[Any, list[Decision]] = {}
+    for d in decisions:
+        if d.action == "tile":
+            stem, _, rest = _split(d.module)
+            alike.setdefault((stem, rest, d.shards, d.bytes, d.why), []).append(d)
+    for (stem, rest, shards, size, why), same in alike.items():
+        module = _join(stem, [_split(d.module)[1] for d in same]) + rest
+        yield module or "(no module)", f"x{len(same)}", str(shards), format_size(size), why
 
 
 def _value_rows(decisions: Iterable[Decision], action: str) -> Iterator[tuple[str, ...]]:

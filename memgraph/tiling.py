@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from memgraph.facts.costs import logical_bytes
-from memgraph.facts.token_rules import Mixed
+from memgraph.facts.token_states import Mixed
 from memgraph.facts.tokens import Refused, Region, find_regions
 from memgraph.options import Options
 from memgraph.passes.tile import call_names, tile
@@ -119,8 +119,8 @@ class Tiling:
                 readers = {name, *(user.name for user in nodes[name].users)}
                 if region.kind == "loss" and size >= region.row_bytes * region.tokens // 4 and readers & returned:
                     what = f"the logits of tile {region.module or 'a loss'}"
-                    told = f"the function returns them beside its loss: {format_size(size)} that stay whole, and as much again "
-                    told += "for their gradient; the option tile: {'logits': 'drop'} gives them up"
+                    told = f"the function returns them beside its loss: {format_size(size)} that stay whole, and as "
+                    told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
                     self.refusals.append(Refusal(what, told))
 
     def _drop(self, problem: Mixed | TileError, shards: Shards) -> Shards:

@@ -16,10 +16,11 @@ from torch import fx
 
 from memgraph import compat
 from memgraph.bodies import build_body
-from memgraph.facts.token_rules import SUM, Tokens
+from memgraph.facts.token_states import Tokens
 from memgraph.facts.tokens import Region
 from memgraph.numbering import Numbered, Run
-from memgraph.passes.tile import build_tile, call_names, identity, needed, sides, unit_name
+from memgraph.passes.tile import call_names, sides, unit_name
+from memgraph.tile_graph import build_tile, identity, needed
 from memgraph.value_numbers import Table, freeze
 from memgraph.verify import named_input, verify_graph
 
@@ -38,7 +39,7 @@ class TileError(Exception):
 
 
 def verify_tiles(before: fx.GraphModule, after: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> None:
-    """Raises VerifyError where the graph around the tiles has changed, TileError where a tile computes something else."""
+    """Raises VerifyError where the graph around the tiles differs, TileError where a tile computes something else."""
     claims: dict[str, str] = {}
     for region, _ in tiles:
         claims |= _claims(before, after, region)
@@ -157,7 +158,9 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
     with compat.really(), torch.no_grad():
         data = _data([nodes[name].meta["val"] for name in inputs], fakes.values())
         scale = [0.5 if name in (region.tangent, *region.chain) else 1 for name in inputs]
-        want = fx.Interpreter(whole.module).run(*[item * by if by != 1 else item for item, by in zip(data, scale, strict=True)])
+        want = fx.Interpreter(whole.module).run(
+            *[item * by if by != 1 else item for item, by in zip(data, scale, strict=True)]
+        )
         got = fx.Interpreter(tiled).run(*data)
         backward = set(region.backward)
         for place, name in enumerate(outputs):
@@ -169,7 +172,9 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
 
 def _same(region: Region, name: str, want: torch.Tensor, got: torch.Tensor) -> None:
     if want.shape != got.shape or want.dtype != got.dtype:
-        raise TileError(region, f"{name} is {got.dtype}{list(got.shape)} in shards, {want.dtype}{list(want.shape)} whole")
+        raise TileError(
+            region, f"{name} is {got.dtype}{list(got.shape)} in shards, {want.dtype}{list(want.shape)} whole"
+        )
     if not want.dtype.is_floating_point:
         if not torch.equal(want, got):
             raise TileError(region, f"{name} differs in shards at {int((want != got).sum())} of {want.numel()} places")
@@ -199,7 +204,9 @@ def _data(originals: Sequence[torch.Tensor], fakes: Sequence[torch.Tensor]) -> l
         generator = generators.setdefault(fake.device, torch.Generator(fake.device).manual_seed(0))
         if fake.dtype.is_floating_point:
             spread = max(1, fake.shape[-1] if fake.dim() else 1) ** -0.5
-            item = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device).normal_(0, spread if fake.dim() > 1 else 1, generator=generator)
+            item = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device).normal_(
+                0, spread if fake.dim() > 1 else 1, generator=generator
+            )
         else:
             item = torch.randint(0, 2, fake.shape, generator=generator, device=fake.device).to(fake.dtype)
         if fake.stride() != item.stride():

@@ -61,7 +61,9 @@ class Inside:
                     seconds=spent,
                     region=0,
                     savable=False,
-                    heavy=isinstance(val, torch.Tensor) and val.device.type == "cpu" and short_name(node.target) in HEAVY,
+                    heavy=isinstance(val, torch.Tensor)
+                    and val.device.type == "cpu"
+                    and short_name(node.target) in HEAVY,
                     scratch=called.scratch if called else 0,
                 )
             )

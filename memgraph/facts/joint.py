@@ -20,6 +20,7 @@ from memgraph.facts.operators import family, short_name, twice_is_wrong
 from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
 
+
 @dataclasses.dataclass(frozen=True)
 class JointFacts:
     """A joint graph without its fx nodes.
