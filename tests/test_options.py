@@ -19,7 +19,7 @@ def test_defaults():
     assert options == parse_options({})
     assert options.budget == "auto" and options.reserve == 0 and options.mode is None
     assert options.recompute.copies and options.verify and options.cache
-    assert options.offload is None and options.tile is False
+    assert options.offload is None and options.tile is None
     assert options.rules == () and options.inductor == {}
 
 
@@ -50,11 +50,18 @@ def test_recompute_forms():
     assert parse_options({"recompute": {"copies": False}}).recompute.copies is False
 
 
-def test_a_lever_that_is_not_built_is_refused():
-    assert parse_options({"tile": None}).tile is False
-    for value in (True, {}, {"mlp": 8}, 0, ""):
-        assert "tile is not built yet" in refusal({"tile": value})
-    assert "not built yet" in refusal({"rules": {"lm_head": "tile:16"}})
+def test_tile():
+    assert parse_options({"tile": None}).tile is None and parse_options({"tile": False}).tile is None
+    tile = parse_options({"tile": True}).tile
+    assert (tile.mlp, tile.loss, tile.accumulate, tile.logits) == ("auto", "auto", "float32", "keep")
+    assert parse_options({"tile": {"mlp": 8, "loss": False}}).tile.mlp == 8
+    for given in ({"mlp": 1}, {"loss": "many"}, {"mlp": True}, {"loss": 2.0}, {"accumulate": "bfloat16"}, {"logits": 1}):
+        assert f"tile.{next(iter(given))}" in refusal({"tile": given})
+    assert "did you mean 'logits'" in refusal({"tile": {"logit": "drop"}})
+    assert "allowed: True, False, or a dict" in refusal({"tile": 8})
+    assert parse_options({"rules": {"lm_head": "tile:16", "*.mlp": "tile"}}).rules[0] == ("lm_head", "tile:16")
+    for action in ("tile:1", "tile:", "tile:x", "tiles:4"):
+        assert "allowed" in refusal({"rules": {"lm_head": action}})
 
 
 def test_offload():
