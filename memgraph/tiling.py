@@ -111,13 +111,13 @@ class Tiling:
 
     def _say_what_is_returned(self) -> None:
         """What the function returns whole of a loss's wide values: no number of shards makes that smaller."""
-        returned = {node.name for node in self.joint.graph.output_node().all_input_nodes}
+        returned = set(self.joint.graph.output_node().all_input_nodes)
         nodes = {node.name: node for node in self.joint.graph.nodes}
         for region in self.regions:
-            for name in region.outputs:
+            for name in set(region.outputs).intersection(region.forward if region.kind == "loss" else ()):
                 size = logical_bytes(nodes[name].meta.get("val"))
-                readers = {name, *(user.name for user in nodes[name].users)}
-                if region.kind == "loss" and size >= region.row_bytes * region.tokens // 4 and readers & returned:
+                readers = {nodes[name], *nodes[name].users}
+                if size >= region.row_bytes * region.tokens // 4 and readers & returned:
                     what = f"the logits of tile {region.module or 'a loss'}"
                     told = f"the function returns them beside its loss: {format_size(size)} that stay whole, and as "
                     told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
