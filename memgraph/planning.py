@@ -183,7 +183,7 @@ class _Partition:
         return tried[n][:2]
 
     def tiled(self, tiling: Tiling, shards: Shards) -> _Variant:
-        joint, tiles = tiling.apply(shards)
+        joint, tiles, shards = tiling.apply(shards)
         return self.variant(joint if joint is not tiling.joint else snapshot(joint), tiles, shards)
 
     def realise(self, variant: _Variant, chosen: Candidate) -> tuple[fx.GraphModule, fx.GraphModule, Plan]:

@@ -40,7 +40,7 @@ def layout(report: Report) -> Group:
             f"module|>saved|>recomputed|{'>offloaded|' * moves}>in time|why",
             (row if moves else (*row[:3], *row[4:]) for row in _module_rows(report.decisions)),
         ),
-        ("Run in shards of their tokens", "module|>times|>shards|>bytes untiled|why", _tile_rows(report.decisions)),
+        ("Run in shards of their tokens", "module|>times|>shards|>longest value|why", _tile_rows(report.decisions)),
         ("Largest values kept", _VALUES, _value_rows(report.decisions, "save")),
         ("Largest values dropped", _VALUES, _value_rows(report.decisions, "recompute")),
         ("Largest values offloaded", _VALUES, _value_rows(report.decisions, "offload")),

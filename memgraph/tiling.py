@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import fx
 
 from memgraph.facts.costs import logical_bytes
@@ -33,8 +34,8 @@ class Tiling:
         self.groups = self._groups(device)
         self._refuse(refused)
 
-    def apply(self, shards: Shards) -> tuple[fx.GraphModule, tuple[Decision, ...]]:
-        """The joint graph with so many shards of each group, and the decisions that it stands for.
+    def apply(self, shards: Shards) -> tuple[fx.GraphModule, tuple[Decision, ...], Shards]:
+        """The joint graph with so many shards of each group, the decisions that it stands for, the shards that it has.
 
         The joint graph itself where nothing is tiled.  A region that cannot be tiled after all is left as it is and
         refused from then on.
@@ -47,7 +48,7 @@ class Tiling:
                 if count > 1
             ]
             if not tiles:
-                return self.joint, ()
+                return self.joint, (), shards
             tiled = snapshot(self.joint)
             try:
                 made = tile(tiled, [(region, count) for region, count, _ in tiles])
@@ -55,7 +56,7 @@ class Tiling:
             except (Mixed, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
-            return made, tuple(_decision(region, count, group) for region, count, group in tiles)
+            return made, tuple(_decision(region, count, group) for region, count, group in tiles), shards
 
     def standing(self, timeline: Timeline, shards: Shards) -> Mapping[int, int]:
         """By group, the bytes of its values among those that make a timeline's peak."""
@@ -102,7 +103,12 @@ class Tiling:
         for module, reason in dict.fromkeys((problem.module, problem.reason) for problem in refused):
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
-            self.refusals.append(Refusal("tile", "no stretch of this graph has wide values that are a token's own"))
+            reason = "no stretch of this graph has wide values that are a token's own"
+            if any(isinstance(node.meta.get("val"), torch.SymInt) for node in self.joint.graph.nodes):
+                reason = (
+                    "the number of tokens is symbolic, and shards are of a known size: torch.compile(dynamic=False)"
+                )
+            self.refusals.append(Refusal("tile", reason))
         self._say_what_is_returned()
         paths = [region.module for region in self.regions]
         for pattern, action in self.options.rules:
@@ -138,4 +144,5 @@ class Tiling:
 
 def _decision(region: Region, shards: int, group: Group) -> Decision:
     why = group.why or "its values make the peak"
-    return Decision(region.forward[0], region.wide_bytes, "tile", region.module, "", 0.0, why, shards=shards)
+    size = region.row_bytes * region.tokens
+    return Decision(region.forward[0], size, "tile", region.module, "", 0.0, why, shards=shards)

@@ -17,8 +17,8 @@ Action = Literal["save", "recompute", "offload", "tile"]
 class Decision:
     """What happens to one forward value that the backward needs, or to one region.
 
-    name: the value's name in the joint graph; a region's first one.  bytes: its storage; a region's wide values
-    together, untiled.  action: save, recompute or offload; of a region tile.
+    name: the value's name in the joint graph; a region's first one.  bytes: its storage; a region's longest
+    value, untiled.  action: save, recompute or offload; of a region tile.
     module: dotted module path, "" where the graph has none.  source: "file:line" of the user's code, or "".
     seconds: predicted time of computing the value once more (0 for a saved one).
     why: one phrase: what made the planner, a rule or a tag choose this.
