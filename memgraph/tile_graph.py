@@ -190,17 +190,37 @@ def identity(module: fx.GraphModule) -> str:
     return "\n".join(lines)
 
 
+def signature(
+    nodes: Mapping[str, fx.Node],
+    region: Region,
+    names: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    shards: int,
+) -> str:
+    """Equal where `build_tile` would build equal tiles; cheaper than to build them."""
+    place = {nodes[name]: f"%{n}" for n, name in enumerate((*inputs, *names))}
+    lines = [f"{shards} {region.tokens}"]
+    for name in (*inputs, *names):
+        node = nodes[name]
+        does = "" if name in inputs else _line(node, place)
+        lines.append(f"{does} {_look(node)} {region.states.get(name)}")
+    return "\n".join([*lines, *(place[nodes[name]] for name in outputs)])
+
+
 def _text(graph: fx.Graph) -> str:
     place = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
-    lines = []
-    for node in graph.nodes:
-        args = fx.map_arg((node.args, dict(node.kwargs)), place.__getitem__)
-        value = node.meta.get("val")
-        look = (
-            f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device}"
-            if isinstance(value, torch.Tensor)
-            else ""
-        )
-        target = "" if node.op == "placeholder" else node.target
-        lines.append(f"{node.op} {target} {args} {look}")
+    lines = [f"{'' if node.op == 'placeholder' else _line(node, place)} {_look(node)}" for node in graph.nodes]
     return "\n".join(lines)
+
+
+def _line(node: fx.Node, place: Mapping[fx.Node, str]) -> str:
+    args = fx.map_arg((node.args, dict(node.kwargs)), place.__getitem__)
+    return f"{node.op} {node.target} {args}"
+
+
+def _look(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.device}"

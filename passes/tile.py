@@ -18,7 +18,7 @@ forward with the tangent taken for 1, and the backward multiplies what it made b
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch import fx
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
 from memgraph.facts.tokens import Region
-from memgraph.tile_graph import build_tile, identity, needed
+from memgraph.tile_graph import build_tile, needed, signature
 
 aten = torch.ops.aten
 
@@ -127,13 +127,12 @@ def _call_tile(
 ) -> dict[str, fx.Node]:
     """Put a call of the tile that computes some outputs before the first of them; returns what it gives, by name."""
     names, inputs = needed(nodes, region, outputs)
-    module = build_tile(nodes, region, names, inputs, outputs, shards)
-    key = identity(module)
+    key = signature(nodes, region, names, inputs, outputs, shards)
     if key not in made:
         made[key] = f"tile_{len(made)}"
-        joint.add_submodule(made[key], module)
+        joint.add_submodule(made[key], build_tile(nodes, region, names, inputs, outputs, shards))
     graph, first = joint.graph, nodes[outputs[0]]
-    values = [node.meta["val"] for node in _output(module)]
+    values = _fresh(node.meta["val"] for node in joint.get_submodule(made[key]).graph.output_node().args[0])
     backward = not region.tangent and set(region.backward).intersection(names)
     place = _place_of(nodes[min(backward, key=names.index)] if backward else nodes[region.forward[-1]])
     with graph.inserting_before(first):
@@ -144,7 +143,7 @@ def _call_tile(
             (body, made[key], *[given.get(name, nodes[name]) for name in inputs]),
             name=call_names(region)[bool(backward)],
         )
-        tiled.meta = place | {"val": tuple(values)}
+        tiled.meta = place | {"val": values}
         parts = {}
         for n, name in enumerate(outputs):
             parts[name] = graph.call_function(operator.getitem, (tiled, n))
@@ -152,8 +151,11 @@ def _call_tile(
     return parts
 
 
-def _output(module: fx.GraphModule) -> tuple[fx.Node, ...]:
-    return next(iter(module.graph.find_nodes(op="output"))).args[0]
+def _fresh(values: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Fake tensors that look the same, in storages of their own: equal tiles do not share what they return."""
+    values = list(values)
+    with compat.propagating(compat.fake_mode_of(values)):
+        return tuple(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
