@@ -12,6 +12,7 @@ from torch import fx
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
 from memgraph.bodies import Body, build_body, call, shard_shape, sizes
+from memgraph.called_graph import CalledGraph
 from memgraph.facts.token_states import SUM, Mixed, Tokens, shape_of
 from memgraph.facts.tokens import Region
 from memgraph.runtime.shards import accumulator
@@ -83,7 +84,7 @@ def build_tile(
         start += rows
     results = [_finish(graph, mode, gathered[name], nodes[name]) for name in outputs]
     graph.output(tuple(results))
-    return fx.GraphModule(root, graph)
+    return CalledGraph(root, graph)
 
 
 def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:

@@ -21,6 +21,7 @@ import torch
 
 from memgraph.errors import MemgraphError
 from memgraph.facts import scratch
+from memgraph.runtime import shards
 from memgraph.runtime.nvme import destination
 from memgraph.storages import Opaque, Storage, Tensor, operator_outputs, resolve, span, view
 
@@ -288,6 +289,11 @@ class Interpreter:
             return self._transfer(name, args)
         else:
             outputs = operator_outputs(resolve(path), args, kwargs, self.storage)
+        if namespace == "memgraph" and name in ("shard_product", "shard_add_"):
+            left, right = args[-2:]
+            self._target = f"{name} scratch"
+            cuda = torch.device(left.device).type == "cuda"
+            self.storage(shards.scratch(left.size, right.size, left.dtype, cuda), left.device)
         if self._device == "cpu" and namespace in ("aten", "extern_kernels"):
             self._target = f"{name} scratch"
             self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
+# Of temporary values in float32, where factors are of a shorter type.
+BLOCK = 16 << 20
 _library = torch.library.Library("memgraph", "FRAGMENT")
 
 
@@ -41,21 +43,42 @@ def shard_put(whole: torch.Tensor, part: torch.Tensor, dim: int, start: int) -> 
 
 
 def shard_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    wide = accumulator(left.dtype)
-    if wide == left.dtype:
+    if accumulator(left.dtype) == left.dtype:
         return torch.mm(left, right)
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=wide)
-    return torch.mm(left.to(wide), right.to(wide))
+    total = left.new_zeros((left.shape[0], right.shape[1]), dtype=accumulator(left.dtype))
+    shard_add_(total, left, right)
+    return total
 
 
 def shard_add_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    elif left.is_cuda:
-        total.add_(torch.mm(left, right, out_dtype=total.dtype))
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+        return
+    # A few rows of the sum at a time: at once, the product of a large head would take as much again as its gradient.
+    rows = _rows(left.shape, right.shape, left.is_cuda)
+    if not left.is_cuda:
+        right = right.to(total.dtype)
+    for part, factor in zip(total.split(rows), left.split(rows), strict=True):
+        if left.is_cuda:
+            part.add_(torch.mm(factor, right, out_dtype=total.dtype))
+        else:
+            part.addmm_(factor.to(total.dtype), right)
+
+
+def scratch(left: Sequence[int], right: Sequence[int], dtype: torch.dtype, cuda: bool) -> int:
+    """Bytes that `shard_add_` holds beyond its arguments, for the shapes of its factors."""
+    wide = accumulator(dtype)
+    if wide == dtype:
+        return 0
+    rows = min(_rows(left, right, cuda), left[0])
+    if cuda:
+        return rows * right[1] * wide.itemsize
+    return (rows * left[1] + right[0] * right[1]) * wide.itemsize
+
+
+def _rows(left: Sequence[int], right: Sequence[int], cuda: bool) -> int:
+    """Rows of a sum whose product (on CUDA) or left factor (on the CPU) in float32 takes at most BLOCK bytes."""
+    return max(1, BLOCK // (4 * (right[1] if cuda else left[1])))
 
 
 def shard_add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
