@@ -117,15 +117,23 @@ def gpt_oss():
     return transformers.GptOssForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
 
 
+def qwen3_moe(experts: str = "grouped_mm"):
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
+    return _decoder("Qwen3Moe", experts_implementation=experts, **more)
+
+
 FAMILIES = {"llama": llama, "qwen3": qwen3, "gemma3": gemma3, "gpt2": gpt2, "bert": bert, "vit": vit, "t5": t5}
 
 
 MORE = {"gemma4": gemma4, "gpt_oss": gpt_oss}
 
 
+EXPERTS = {"qwen3_moe": qwen3_moe}
+
+
 def build(name: str, **options) -> tuple[Loss, dict]:
     """A model in training mode from a fixed seed, and its inputs."""
     torch.manual_seed(0)
-    model, inputs = (FAMILIES | MORE)[name](**options)
+    model, inputs = (FAMILIES | MORE | EXPERTS)[name](**options)
     model.train()
     return Loss(model), inputs
