@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a CUDA GPU, in one command and without a network: the CUDA tests, the demo, the comparison.
 #
-#   benchmarks/gpu.sh                        check, then all four
+#   benchmarks/gpu.sh                        check, then all five
 #   benchmarks/gpu.sh tests bench            only these, in this order
 #   PYTHON=/opt/py/bin/python OUT=out/gpu ARMS=inductor,memgraph ROUNDS=3 benchmarks/gpu.sh bench
 #
@@ -81,11 +81,15 @@ stage_offload() {
     "$python" benchmarks/offload.py --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --name cuda-offload
 }
 
+stage_tile() {
+    "$python" benchmarks/tile.py --device cuda --stages loss,mlp,planned --rounds "$rounds"
+}
+
 stages=("$@")
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench offload)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench offload tile)
 for stage in "${stages[@]}"; do
     if ! declare -F "stage_$stage" > /dev/null; then
-        echo "no stage $stage; there are: tests, demo, bench, offload" >&2
+        echo "no stage $stage; there are: tests, demo, bench, offload, tile" >&2
         exit 2
     fi
 done

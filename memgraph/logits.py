@@ -54,7 +54,7 @@ def find_logits(gm: fx.GraphModule, inputs: Any) -> fx.Node | None:
 
 def _floating(node: fx.Node) -> bool:
     value = node.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point and node.op == "call_function"
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point and node.op.startswith("call_")
 
 
 def _leads(node: fx.Node, losses: set[fx.Node], weights: set[fx.Node]) -> bool:
