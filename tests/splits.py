@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ class Split:
     forward: fx.GraphModule
     backward: fx.GraphModule
     count: int
+    inputs: tuple[torch.Tensor, ...] = ()  # of the captured function, parameters among them
 
     def copy(self) -> Split:
         return Split(self.joint, snapshot(self.forward), snapshot(self.backward), self.count)
@@ -80,7 +81,7 @@ def capture_inductor(module, *args) -> Split:
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-    splits = []
+    splits, given = [], []
 
     class Partitioner(CustomPartitionerFn):
         def __call__(self, joint, inputs, **rest):
@@ -91,13 +92,15 @@ def capture_inductor(module, *args) -> Split:
             return None
 
     def backend(graph, inputs):
-        return compile_fx(graph, inputs, config_patches={"custom_partitioner_fn": Partitioner()})
+        given.extend(inputs)
+        patches = {"custom_partitioner_fn": Partitioner(), "force_disable_caches": True}
+        return compile_fx(graph, inputs, config_patches=patches)
 
     torch._dynamo.reset()
     with pytest.raises(Exception, match="_Captured"):
         torch.compile(module, backend=backend, fullgraph=True)(*args)
     torch._dynamo.reset()
-    return splits[-1]
+    return replace(splits[-1], inputs=tuple(given))
 
 
 class Mlp(nn.Module):
