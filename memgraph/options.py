@@ -102,7 +102,7 @@ def _is_tile(action: object) -> bool:
     if not isinstance(action, str):
         return False
     lever, colon, count = action.partition(":")
-    return lever == "tile" and (not colon or count.isdecimal() and int(count) > 1)
+    return lever == "tile" and (not colon or count.isascii() and count.isdecimal() and int(count) > 1)
 
 
 def _rules(value: object) -> tuple[tuple[str, str], ...]:

@@ -229,7 +229,7 @@ def plan_partition(
     joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
     """
     work = _Partition(joint_inputs, options, hardware, bound, tiers, stock_args)
-    tiling = Tiling(joint, options, hardware.device)
+    tiling = Tiling(joint, options, hardware.device, stock_args.get("static_lifetime_input_indices"))
     # Each variant is a copy: the graph of the first tiling is made of the joint graph as it came.
     plain = work.variant(snapshot(joint) if tiling.groups else joint, (), (1,) * len(tiling.groups))
     wanted = bound.above_baseline(plain.planner.stock.peak)

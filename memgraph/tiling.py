@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
+from memgraph.bodies import sizes
 from memgraph.facts.costs import logical_bytes
+from memgraph.facts.operators import family
 from memgraph.facts.token_states import Mixed
 from memgraph.facts.tokens import Refused, Region, find_regions
 from memgraph.options import Options
@@ -24,13 +26,16 @@ from memgraph.verify_tiles import TileError, verify_tiles
 class Tiling:
     """The regions of one joint graph that may run in shards.  groups: of equal ones, with who asks for how many."""
 
-    def __init__(self, joint: fx.GraphModule, options: Options, device: str) -> None:
+    def __init__(
+        self, joint: fx.GraphModule, options: Options, device: str, static_inputs: Sequence[int] | None = None
+    ) -> None:
         self.joint, self.options = joint, options
         self.regions: tuple[Region, ...] = ()
         refused: tuple[Refused, ...] = ()
         self.refusals: list[Refusal] = []
         if options.tile is not None or any(action.startswith("tile") for _, action in options.rules):
-            self.regions, refused = find_regions(joint)
+            placeholders = joint.graph.find_nodes(op="placeholder")
+            self.regions, refused = find_regions(joint, {placeholders[i].name for i in static_inputs or ()})
         self.groups = self._groups(device)
         self._refuse(refused)
 
@@ -122,8 +127,7 @@ class Tiling:
         for region in self.regions:
             for name in set(region.outputs).intersection(region.forward if region.kind == "loss" else ()):
                 size = logical_bytes(nodes[name].meta.get("val"))
-                readers = {nodes[name], *nodes[name].users}
-                if size >= region.row_bytes * region.tokens // 4 and readers & returned:
+                if size >= region.row_bytes * region.tokens // 4 and _seen_as(nodes[name]) & returned:
                     what = f"the logits of tile {region.module or 'a loss'}"
                     told = f"the function returns them beside its loss: {format_size(size)} that stay whole, and as "
                     told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
@@ -145,4 +149,17 @@ class Tiling:
 def _decision(region: Region, shards: int, group: Group) -> Decision:
     why = group.why or "its values make the peak"
     size = region.row_bytes * region.tokens
-    return Decision(region.forward[0], size, "tile", region.module, "", 0.0, why, shards=shards)
+    return Decision(
+        region.outputs[0], size, "tile", region.module, "", 0.0, why, shards=len(sizes(region.tokens, shards))
+    )
+
+
+def _seen_as(node: fx.Node) -> set[fx.Node]:
+    """A value and all views of it."""
+    found, pending = {node}, [node]
+    while pending:
+        for user in pending.pop().users:
+            if user.op == "call_function" and family(user.target) == "view" and user not in found:
+                found.add(user)
+                pending.append(user)
+    return found

@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 def call_names(region: Region) -> tuple[str, str]:
     """What the calls of a region's tiles are named, forward and backward."""
-    return f"tiled_{region.forward[0]}_forward", f"tiled_{region.forward[0]}_backward"
+    return f"tiled_{region.outputs[0]}_forward", f"tiled_{region.outputs[0]}_backward"
 
 
 def sides(region: Region) -> list[tuple[str, ...]]:
@@ -47,7 +47,7 @@ def sides(region: Region) -> list[tuple[str, ...]]:
 
 def unit_name(region: Region) -> str:
     """What the 1 is named that stands for a region's tangent."""
-    return f"tiled_{region.forward[0]}_one"
+    return f"tiled_{region.outputs[0]}_one"
 
 
 def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.GraphModule:
@@ -56,39 +56,42 @@ def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.Graph
     Raises Mixed where an operator of a region does not do for a shard what the region's token flow says.
     """
     made: dict[str, str] = {}
-    for region, shards in tiles:
-        _tile_region(joint, region, shards, made)
+    nodes = {node.name: node for node in joint.graph.nodes}
+    # All calls before anything is replaced: one region may read what another makes.
+    found = [(region, _call_region(joint, nodes, region, shards, made)) for region, shards in tiles]
+    for region, values in found:
+        for name, value in values.items():
+            _replace(nodes[name], value, region)
+    for region, _ in found:
+        for name in reversed((*region.forward, *region.backward)):
+            _erase(joint.graph, nodes[name])
     _sort(joint.graph)
     joint.graph.lint()
     joint.recompile()
     return joint
 
 
-def _tile_region(joint: fx.GraphModule, region: Region, shards: int, made: dict[str, str]) -> None:
-    nodes = {node.name: node for node in joint.graph.nodes}
-    backward = set(region.backward)
-    if region.tangent:
-        given = _with_unit_tangent(joint.graph, nodes, region)
-        outputs = _call_tile(joint, nodes, region, region.outputs, shards, made, given)
-        for name, value in outputs.items():
-            if name in backward:
-                with joint.graph.inserting_before(nodes[name]):
-                    value = _call(joint.graph, aten.mul.Tensor, value, nodes[region.tangent])
-                value.meta |= _place_of(nodes[name])
-            _replace(nodes[name], value, region)
-    else:
-        for outputs in sides(region):
-            for name, value in _call_tile(joint, nodes, region, outputs, shards, made, {}).items():
-                _replace(nodes[name], value, region)
-    for name in reversed((*region.forward, *region.backward)):
-        _erase(joint.graph, nodes[name])
+def _call_region(
+    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: Region, shards: int, made: dict[str, str]
+) -> dict[str, fx.Node]:
+    """Put the calls of a region's tiles into the graph; returns what takes the place of each of its outputs."""
+    values: dict[str, fx.Node] = {}
+    given = _with_unit_tangent(joint.graph, nodes, region) if region.tangent else {}
+    for outputs in sides(region):
+        values |= _call_tile(joint, nodes, region, outputs, shards, made, given)
+    for name in set(region.backward).intersection(values) if region.tangent else ():
+        with joint.graph.inserting_before(nodes[name]):
+            scaled = _call(joint.graph, aten.mul.Tensor, values[name], nodes[region.tangent])
+        scaled.meta |= _place_of(nodes[name])
+        values[name] = scaled
+    return values
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
     pending = [node]
     while pending:
         node = pending.pop()
-        if node.users or node.op != "call_function" or node._erased:
+        if node._erased or node.users or node.op != "call_function":
             continue
         reads = node.all_input_nodes
         graph.erase_node(node)

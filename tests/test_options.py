@@ -55,7 +55,14 @@ def test_tile():
     tile = parse_options({"tile": True}).tile
     assert (tile.mlp, tile.loss, tile.accumulate, tile.logits) == ("auto", "auto", "float32", "keep")
     assert parse_options({"tile": {"mlp": 8, "loss": False}}).tile.mlp == 8
-    for given in ({"mlp": 1}, {"loss": "many"}, {"mlp": True}, {"loss": 2.0}, {"accumulate": "bfloat16"}, {"logits": 1}):
+    for given in (
+        {"mlp": 1},
+        {"loss": "many"},
+        {"mlp": True},
+        {"loss": 2.0},
+        {"accumulate": "bfloat16"},
+        {"logits": 1},
+    ):
         assert f"tile.{next(iter(given))}" in refusal({"tile": given})
     assert "did you mean 'logits'" in refusal({"tile": {"logit": "drop"}})
     assert "allowed: True, False, or a dict" in refusal({"tile": 8})

@@ -51,13 +51,13 @@ def test_the_graph_calls_a_tile_for_the_forward_and_one_for_the_backward():
     assert code(tiny().tiled(2)) == literal("""
         def forward(self, primals, tangents):
         tile_0 = self.tile_0
-        tiled_permute_forward = invoke_subgraph(tile_0, 'tile_0', primals_1, primals_2, primals_3)
-        getitem = tiled_permute_forward[0]
+        tiled_mm_1_forward = invoke_subgraph(tile_0, 'tile_0', primals_1, primals_2, primals_3)
+        getitem = tiled_mm_1_forward[0]
         tile_1 = self.tile_1
-        tiled_permute_backward = invoke_subgraph(tile_1, 'tile_1', primals_1, primals_2, primals_3, tangents_1)
-        getitem_1 = tiled_permute_backward[0]
-        getitem_2 = tiled_permute_backward[1]
-        getitem_3 = tiled_permute_backward[2]
+        tiled_mm_1_backward = invoke_subgraph(tile_1, 'tile_1', primals_1, primals_2, primals_3, tangents_1)
+        getitem_1 = tiled_mm_1_backward[0]
+        getitem_2 = tiled_mm_1_backward[1]
+        getitem_3 = tiled_mm_1_backward[2]
         return pytree.tree_unflatten([getitem, getitem_2, getitem_3, getitem_1], self._out_spec)
     """)
 
@@ -128,12 +128,12 @@ def test_a_tile_of_a_loss():
     assert code(tiled) == literal("""
         def forward(self, primals, tangents):
         tile_0 = self.tile_0
-        tiled_permute_one = full.default([], 1.0, dtype = torch.float64, device = device(type='cpu'))
-        expand_1 = expand.default(tiled_permute_one, [4])
-        tiled_permute_forward = invoke_subgraph(tile_0, 'tile_0', primals_1, primals_2, expand_1)
-        getitem = tiled_permute_forward[0]
-        getitem_1 = tiled_permute_forward[1]
-        getitem_2 = tiled_permute_forward[2]
+        tiled_add_one = full.default([], 1.0, dtype = torch.float64, device = device(type='cpu'))
+        expand_1 = expand.default(tiled_add_one, [4])
+        tiled_add_forward = invoke_subgraph(tile_0, 'tile_0', primals_1, primals_2, expand_1)
+        getitem = tiled_add_forward[0]
+        getitem_1 = tiled_add_forward[1]
+        getitem_2 = tiled_add_forward[2]
         sum_2 = sum.default(getitem)
         mul_tensor = mul.Tensor(getitem_1, tangents_1)
         mul_tensor_1 = mul.Tensor(getitem_2, tangents_1)
@@ -154,7 +154,7 @@ def test_tangents_that_are_not_one_scalar_make_a_tile_for_each_direction(returne
     joint = joint_of(loss(returned), floats(), labels())
     (region,) = joint.regions
     names = [node.name for node in calls(joint.tiled(2), "invoke_subgraph")]
-    assert names == [f"tiled_{region.forward[0]}_forward", f"tiled_{region.forward[0]}_backward"]
+    assert names == [f"tiled_{region.outputs[0]}_forward", f"tiled_{region.outputs[0]}_backward"]
 
 
 def layers(count: int, last: nn.Module | None = None) -> Of:

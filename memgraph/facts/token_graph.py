@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -62,7 +62,7 @@ class Refused:
 class TokenGraph:
     """What all regions of one joint graph share."""
 
-    def __init__(self, joint: fx.GraphModule) -> None:
+    def __init__(self, joint: fx.GraphModule, weights: Collection[str] = ()) -> None:
         self.nodes = [node for node in joint.graph.nodes if node.op != "output"]
         self.place = {node: n for n, node in enumerate(joint.graph.nodes)}
         self.backward: set[fx.Node] = set()
@@ -72,7 +72,7 @@ class TokenGraph:
             if node.op == "placeholder":
                 if "tangent" in node.name or "bwd_rng" in node.name:
                     self.backward.add(node)
-                elif "Param" in type(node.meta.get("desc")).__name__:
+                elif node.name in weights:
                     self.weights.add(node)
             elif self.backward.intersection(reads) or node.meta.get("partitioner_tag") == "must_be_in_backward":
                 self.backward.add(node)

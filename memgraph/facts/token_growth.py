@@ -10,6 +10,7 @@ from torch import fx
 
 from memgraph.facts import token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
 from memgraph.facts.costs import logical_bytes
+from memgraph.facts.linear import linear
 from memgraph.facts.operators import family, short_name
 from memgraph.facts.token_graph import PRODUCTS, Region, TokenGraph, common_path, sorted_within
 from memgraph.facts.token_states import (
@@ -322,6 +323,9 @@ class Growth:
                     pending.append(read)
         if len(tangents) != 1 or shape_of(tangent := tangents.pop()) != ():
             return "", ()
+        dependent = chain | {tangent} | (self.members & backward)
+        if not all(linear(node, dependent) for node in dependent - {tangent}):
+            return "", ()  # clipped on the way, say: not the gradient for a tangent of 1, scaled
         order = sorted(chain, key=self.graph.place.__getitem__)
         return tangent.name, tuple(node.name for node in order)
 

@@ -134,6 +134,7 @@ def _without(state: Tokens, dims: Sequence[int]) -> Tokens:
     "cumsum",
     "topk",
     "flip",
+    "rev",
     "cumprod",
 )
 def _along(node: fx.Node, flow: Flow) -> State:

@@ -105,11 +105,9 @@ def rule_of(node: fx.Node) -> Rule:
     if name in RULES:
         return RULES[name]
     schema = getattr(node.target, "_schema", None)
-    if schema is not None and not schema.is_mutable:
-        if torch.Tag.pointwise in node.target.tags or name in SAME_SHAPE:
-            return RULES[POINTWISE]
-        if schema.name.startswith("prims::") and len(schema.returns) == 1 and "inductor" not in name:
-            return RULES[POINTWISE]
+    entrywise = schema is not None and not schema.is_mutable and torch.Tag.pointwise in node.target.tags
+    if entrywise or name in SAME_SHAPE:
+        return RULES[POINTWISE]
     if "attention" in name or "convolution" in name or "fft" in name:
         raise Mixed(node, "mixes tokens")
     raise Mixed(node, "has no rule for how tokens pass through it")

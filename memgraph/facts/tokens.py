@@ -9,8 +9,11 @@ No module's name or class decides anything: a path only names a region for the r
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx
 
+from memgraph.facts.joint import overwritten_inputs
 from memgraph.facts.operators import short_name
 from memgraph.facts.token_graph import Refused, Region, TokenGraph, common_path
 from memgraph.facts.token_growth import Growth
@@ -19,9 +22,15 @@ from memgraph.facts.token_states import Mixed
 __all__ = ["Refused", "Region", "find_regions"]
 
 
-def find_regions(joint: fx.GraphModule) -> tuple[tuple[Region, ...], tuple[Refused, ...]]:
-    """All regions of a joint graph, none within another, and what was refused with the operator and the reason."""
-    graph = TokenGraph(joint)
+def find_regions(
+    joint: fx.GraphModule, weights: Collection[str] = ()
+) -> tuple[tuple[Region, ...], tuple[Refused, ...]]:
+    """All regions of a joint graph, none within another, and what was refused with the operator and the reason.
+
+    weights: inputs that are parameters, by name, where that is known.
+    """
+    graph = TokenGraph(joint, weights)
+    overwritten = {node.name for node in overwritten_inputs(joint.graph.nodes)}
     taken: set[fx.Node] = set()
     regions, refused = [], []
     for seed, rows in graph.amplifiers():
@@ -31,12 +40,17 @@ def find_regions(joint: fx.GraphModule) -> tuple[tuple[Region, ...], tuple[Refus
         try:
             region = growth.run()
         except Mixed as problem:
-            taken |= growth.reached
-            refused.append(
-                Refused(common_path([seed]), problem.node.name, f"{short_name(problem.node.target)} {problem.reason}")
-            )
+            taken.add(seed)
+            if short_name(seed.target) != "clone":  # what repeats rows need not be experts: grouped keys do it too
+                reason = f"{short_name(problem.node.target)} {problem.reason}"
+                refused.append(Refused(common_path([seed]), problem.node.name, reason))
             continue
         taken |= growth.members
-        if region is not None:
+        if region is None:
+            continue
+        if region.backward and overwritten.intersection(region.inputs):
+            reason = "its backward would read an input that the forward overwrites"
+            refused.append(Refused(region.module, region.forward[0], reason))
+        else:
             regions.append(region)
     return tuple(regions), tuple(refused)

@@ -23,6 +23,8 @@ _library = torch.library.Library("memgraph", "FRAGMENT")
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """What sums over shards are kept in."""
+    if not dtype.is_floating_point:
+        return dtype
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from memgraph import compat
+from memgraph.decisions import make_plan
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.hardware import Hardware
 from memgraph.measure import peak_above_start
@@ -25,7 +26,6 @@ from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.pins import protect
 from memgraph.planner.candidate import Candidate
-from memgraph.decisions import make_plan
 from memgraph.verify import snapshot, verify_partition
 
 HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)

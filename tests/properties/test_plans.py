@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from programs import OPS, programs
 
+from memgraph.decisions import timeline
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.cut import SavedSetCut
@@ -19,7 +20,6 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.planner.transfers import Clock, Move, Tier, place, with_moves
-from memgraph.decisions import timeline
 from memgraph.runtime import sanitized
 
 # What a call takes and gives back is in no timeline. Found by measuring: attention works on tiles, dropout
