@@ -33,7 +33,6 @@ def checks() -> Iterator[Check]:
     yield from _devices()
     yield _compiler()
     yield from _caches()
-    yield from _levers()
 
 
 def _packages() -> Iterator[Check]:
@@ -108,11 +107,3 @@ def _size(folder: Path) -> str:
             except OSError:  # another process has just removed it
                 continue
     return format_size(total)
-
-
-def _levers() -> Iterator[Check]:
-    from memgraph.options import UNBUILT_LEVERS
-
-    for lever in ("save", "recompute", "offload", "tile"):
-        built = lever not in UNBUILT_LEVERS
-        yield Check(f"lever: {lever}", "built" if built else "not built yet", built)

@@ -137,7 +137,7 @@ def _call_tile(
     graph, first = joint.graph, nodes[outputs[0]]
     values = _fresh(node.meta["val"] for node in joint.get_submodule(made[key]).graph.output_node().args[0])
     backward = not region.tangent and set(region.backward).intersection(names)
-    place = _place_of(nodes[min(backward, key=names.index)] if backward else nodes[region.forward[-1]])
+    place = _place_of(nodes[min(backward, key=names.index)] if backward else first)
     with graph.inserting_before(first):
         body = graph.get_attr(made[key])
         tiled = graph.create_node(
