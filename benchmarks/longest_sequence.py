@@ -159,7 +159,7 @@ def longest_rows(settings: dict[str, Any], start: Start) -> Iterator[Row]:
 
     budget = parse_size(settings["budget"])
     shape = LONGEST | (SMALL if settings["small"] else {})
-    task = {"shape": shape, "budget": budget, "mask": settings["mask"]}
+    task = {"shape": shape, "budget": budget, "mask": settings["mask"], "most": settings["most"]}
     task |= {"device": settings["device"], "dtype": settings["dtype"]}
     reference = None
     for arm, options in LONGEST_ARMS.items():
@@ -193,9 +193,10 @@ def longest_planned(task: dict[str, Any]) -> Iterator[Row]:
     model = llama(task["shape"], task["device"], task["dtype"], task["mask"])
     search = Search(model, task)
     start = time.perf_counter()
+    most = min(MOST_TOKENS, task["most"])
     low, high = 0, STEP
-    while high <= MOST_TOKENS and search.fits(high):
-        low, high = high, 2 * high
+    while low < most and search.fits(high):
+        low, high = high, min(2 * high, most)
     while high - low > STEP:
         middle = (low + high) // (2 * STEP) * STEP
         low, high = (middle, high) if search.fits(middle) else (low, middle)

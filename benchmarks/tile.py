@@ -76,6 +76,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     budget: Annotated[str, typer.Option(help="Of the stage longest, baseline included.")] = "1GiB",
     mask: Annotated[bool, typer.Option(help="Of the stage longest: a mask of sequence x sequence.")] = False,
+    most: Annotated[int, typer.Option(help="Of the stage longest: tokens beyond which it does not look.")] = 1 << 20,
     models: Annotated[str, typer.Option(help="Of the stage models.")] = "llama,qwen3,gemma3,gemma4,gpt_oss,gpt2,t5,"
     "qwen3_moe",
     shards: Annotated[str, typer.Option(help="Of the stage models; in bfloat16 the last.")] = "2,3,8",
@@ -89,7 +90,7 @@ def main(
     if device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
     settings = {"device": device, "dtype": "bfloat16" if device == "cuda" else "float32", "rounds": rounds}
-    settings |= {"budget": budget, "mask": mask, "small": small}
+    settings |= {"budget": budget, "mask": mask, "most": most, "small": small}
     settings |= {"models": models.split(","), "shards": [int(part) for part in shards.split(",")]}
     where, folder, failed = machine.describe(device), machine.results_folder(name or f"{device}-tile"), False
     with open(folder / "workers.log", "a") as log:
