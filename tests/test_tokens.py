@@ -78,7 +78,6 @@ MIDDLES = {
     "logsumexp": lambda m, h: h - h.logsumexp(-1, keepdim=True),
     "deviation": lambda m, h: h / h.std(-1, keepdim=True),
     "product": lambda m, h: h * h[..., :2].prod(-1, keepdim=True),
-    "cumprod": lambda m, h: h.cumprod(-1),
     "sort": lambda m, h: h.sort(-1)[0],
     "heads": lambda m, h: h.view(BATCH, LENGTH, HEADS, -1).permute(0, 2, 1, 3).softmax(-1).transpose(1, 2).flatten(2),
     "heads first": lambda m, h: h.view(BATCH, LENGTH, HEADS, -1).movedim(2, 0).exp().movedim(0, 2).flatten(2),
