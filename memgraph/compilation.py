@@ -18,7 +18,7 @@ import torch
 from memgraph import compat, runtime
 from memgraph.errors import BudgetError
 from memgraph.hardware import load
-from memgraph.logits import drop_logits
+from memgraph.logits import before_autograd
 from memgraph.lowered import inputs_of
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options, parse_options
@@ -29,7 +29,6 @@ from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import SPARE, Bound
 from memgraph.progress import Progress
 from memgraph.report import Report, record
-from memgraph.shift import slice_before_head
 from memgraph.store import Store
 from memgraph.tiers import settings, tiers
 from memgraph.wrapper import NotReadable
@@ -46,14 +45,11 @@ class Compilation:
     """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it."""
 
     def __init__(self, gm: Any, inputs: Any, options: Options) -> None:
+        self.gm, self.inputs, self.options = gm, inputs, options
         self.notes: tuple[str, ...] = ()
         self.refusals: tuple[Refusal, ...] = ()
-        if options.tile is not None and options.tile.logits == "drop":
-            gm, note, refused = drop_logits(gm, inputs)
-            self.notes, self.refusals = ((note,) if note else ()), ((refused,) if refused else ())
-        if options.tile is not None and options.tile.loss is not False:
-            gm = slice_before_head(gm)
-        self.gm, self.inputs, self.options = gm, inputs, options
+        if self._trains():  # an evaluation gets its logits
+            self.gm, self.notes, self.refusals = before_autograd(gm, inputs, options.tile)
         self.device = _device(inputs)
         self.hardware = load(self.device)
         self.progress = Progress(options.progress)

@@ -25,15 +25,13 @@ from memgraph import compat
 from memgraph.compilation import AUTO_MARGIN
 from memgraph.errors import BudgetError, GraphError, MemgraphError, OptionsError
 from memgraph.hardware import Hardware, built_in, load
-from memgraph.logits import drop_logits
+from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
 from memgraph.outcome import build_report
 from memgraph.partitioner import Partitioner
-from memgraph.planner.plan import Refusal
 from memgraph.planning import Bound
 from memgraph.progress import Progress
 from memgraph.report import Report
-from memgraph.shift import slice_before_head
 from memgraph.tiers import tiers
 
 _GENERIC_CUDA = built_in("cuda").name
@@ -119,13 +117,8 @@ class _Capture:
                 "there is nothing to plan: the first graph of this function has no input or parameter that "
                 "requires a gradient"
             )
-        refusals: tuple[Refusal, ...] = ()
-        if self.options.tile is not None and self.options.tile.logits == "drop":
-            gm, note, refused = drop_logits(gm, inputs)
-            self.notes += [note] if note else []
-            refusals = (refused,) if refused else ()
-        if self.options.tile is not None and self.options.tile.loss is not False:
-            gm = slice_before_head(gm)
+        gm, notes, refusals = before_autograd(gm, inputs, self.options.tile)
+        self.notes += notes
         if reason := compat.graph_break_reason(gm):
             where = reason.splitlines()[0]
             self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")

@@ -16,7 +16,23 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
+from memgraph.options import TileOptions
 from memgraph.planner.plan import Refusal
+from memgraph.shift import slice_before_head
+
+
+def before_autograd(
+    gm: fx.GraphModule, inputs: Any, tile: TileOptions | None
+) -> tuple[fx.GraphModule, tuple[str, ...], tuple[Refusal, ...]]:
+    """What tiles want of Dynamo's graph: (the graph, notes for the report, refusals)."""
+    notes, refusals = [], []
+    if tile is not None and tile.logits == "drop":
+        gm, note, refused = drop_logits(gm, inputs)
+        notes += [note] if note else []
+        refusals += [refused] if refused else []
+    if tile is not None and tile.loss is not False:
+        gm = slice_before_head(gm)
+    return gm, tuple(notes), tuple(refusals)
 
 
 def drop_logits(gm: fx.GraphModule, inputs: Any) -> tuple[fx.GraphModule, str, Refusal | None]:

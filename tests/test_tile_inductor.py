@@ -97,6 +97,8 @@ def test_dropped_logits_are_poison():
     assert logits.shape == (2, 200, WORDS) and logits.isnan().all() and not logits.requires_grad
     assert logits.untyped_storage().nbytes() == logits.element_size()
     assert any("was dropped" in note for note in memgraph.report().notes)
+    with torch.no_grad():
+        assert call(ids())[1].isfinite().all()  # an evaluation gets them
     kept = compiled(model, mlp=False, loss=4)
     assert error(got, step(kept, model, ids())) < 1e-6
     # Returned whole, they cannot be cut before the head, and the loss reads all rows but the last.
