@@ -577,10 +577,11 @@ def run_after(node: Any, previous: Any) -> None:
 
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
     """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks
-    entries of that buffer, does not wait for the first, and so could run before it."""
+    entries of that buffer and stands before it in the order."""
     from torch._inductor.dependencies import MemoryDep
 
     pairs = []
+    place = {node: n for n, node in enumerate(nodes)}
     for node in nodes:
         writes = [write for write in node.read_writes.writes if isinstance(write, MemoryDep)]
         if node.is_reduction() or node.is_extern() or len(writes) != 1:
@@ -595,7 +596,7 @@ def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
                     continue
                 reads = [r for r in reader.read_writes.reads if isinstance(r, MemoryDep) and r.name == read.name]
                 picks = any(r.is_indirect() for r in reads)
-                if picks and not reader.ancestors.intersection(node.get_operation_names()):
+                if picks and place.get(reader, len(nodes)) < place[node]:
                     pairs.append((node, reader))
     return pairs
 
