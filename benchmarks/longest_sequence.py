@@ -39,6 +39,7 @@ ABOVE = 5 * 10**9  # bytes above the baseline that "auto" may use there
 RETRIES = 3  # lengths that are tried where Inductor lowers a plan into more than it said
 # A gradient that is zero but for rounding is measured by this share of the largest one's norm.
 FLOOR = 1e-4
+GROUPED = ("gpt_oss", "qwen3_moe")
 
 
 @functools.cache
@@ -336,19 +337,27 @@ def model_rows(settings: dict[str, Any], start: Start) -> Iterator[Row]:
 
 
 def gradients_of_model(task: dict[str, Any]) -> Iterator[Row]:
-    """Tiled against plain Inductor in float32; then both in bfloat16 against eager float32 of the same weights."""
+    """Tiled against plain Inductor in float32, both against eager float64; then both in bfloat16 against eager float32.
+
+    The exact gradients are of the same weights, always.
+    """
     name, device = task["model"], task["device"]
     families = tests_models()
     dropout = {"dropout": 0.0} if "dropout" in inspect.signature(getattr(families, name)).parameters else {}
     model, inputs = families.build(name, **dropout)
     model.to(device)
     inputs = {key: value.to(device) for key, value in inputs.items()}
+    wide = copy.deepcopy(model).double()
+    if task["model"] in GROUPED:  # torch multiplies groups of no double precision
+        wide.model.set_experts_implementation("batched_mm")
+    exact = eager(wide, inputs)
     reference = train(model, inputs, compiled(model, None))
+    yield {"dtype": "float32", "arm": "inductor", **against_float64(reference, exact)}
     for shards in task["shards"]:
-        yield {"dtype": "float32", **in_shards(model, inputs, shards, reference)}
+        yield {"dtype": "float32", **in_shards(model, inputs, shards, reference, exact)}
     model.bfloat16()
     wide = copy.deepcopy(model).float()
-    reference = train(wide, inputs, wide)
+    reference = eager(wide, inputs)
     untiled = train(model, inputs, compiled(model, None))
     yield {"dtype": "bfloat16", "arm": "inductor", **errors(untiled, reference)}
     yield {"dtype": "bfloat16", **in_shards(model, inputs, task["shards"][-1], reference)}
@@ -369,7 +378,14 @@ def train(model: Any, inputs: dict[str, torch.Tensor], call: Any) -> Trained:
     return float(loss.detach()), found
 
 
-def in_shards(model: Any, inputs: dict[str, torch.Tensor], shards: int, reference: Trained) -> Row:
+def eager(model: Any, inputs: dict[str, torch.Tensor]) -> Trained:
+    kind = next(model.parameters()).dtype
+    return train(model, {key: x.to(kind) if x.is_floating_point() else x for key, x in inputs.items()}, model)
+
+
+def in_shards(
+    model: Any, inputs: dict[str, torch.Tensor], shards: int, reference: Trained, exact: Trained | None = None
+) -> Row:
     """One row: a model tiled by memgraph."""
     import memgraph
 
@@ -379,7 +395,16 @@ def in_shards(model: Any, inputs: dict[str, torch.Tensor], shards: int, referenc
     except Exception as error:  # the next number of shards may do
         return row | {"failure": f"{type(error).__name__}: {str(error)[:300]}"}
     report = memgraph.report()
-    return row | errors(found, reference) | {"tiled": tiled(report), "refusals": refusals(report)}
+    row |= errors(found, reference) | (against_float64(found, exact) if exact else {})
+    return row | {"tiled": tiled(report), "refusals": refusals(report)}
+
+
+def against_float64(found: Trained, exact: Trained) -> Row:
+    """How far off the exact gradients are: the parameter that `errors` calls the worst, and by how much."""
+    row = errors(found, exact)
+    if "failure" in row:
+        return row
+    return {"float64_error": row["worst_gradient_error"], "worst_there": row["worst"]}
 
 
 def errors(found: Trained, wanted: Trained) -> Row:

@@ -381,7 +381,8 @@ NOTES = {
     "compile": "the first step with empty caches, one thread compiling; ratios to Inductor in the same round.",
     "longest": "the longest sequence planned under the budget, which counts the baseline; then one step of it.",
     "planned": "by the planner, above the baseline; nothing was run.",
-    "models": "float32 against plain Inductor, bfloat16 against eager float32 of the same weights: relative, by norm.",
+    "models": "float32 against plain Inductor (and float64: against eager float64), bfloat16 against eager float32; "
+    "of the same weights, relative, by norm.",
 }
 
 

@@ -82,6 +82,7 @@ class Numbered:
         self.numbers: dict[fx.Node, int] = {}
         self.storages: dict[fx.Node, Hashable] = {}
         self.outputs: list[Any] = []
+        self._shared: dict[fx.Node, list[Hashable]] = {}  # call of a body -> the storages of what it returns
         given = iter(inputs)
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -124,6 +125,7 @@ class Numbered:
             if str(node.args[1]).startswith("tile_") and table.body_kinds[table.body(body)] == PURE:
                 return table.number(name, table.body(body), *operands)  # large, and the same wherever it is called
             inner = Numbered(body, operands, self.run, self._caller or node)
+            self._shared[node] = self._storages_of(node, body, inner)
             numbers = inner.output_numbers({})
             return numbers[0] if inner.single else self._tuple(numbers)
         if name in RNG_WRAPPERS:
@@ -164,8 +166,9 @@ class Numbered:
         whole, index = node.args
         number = self.numbers[whole]
         parts = self.table.parts.get(number)
-        if parts is not None and isinstance(index, int) and isinstance(parts[index], int):
-            element = parts[index]
+        if parts is not None and isinstance(index, int):
+            constant = not isinstance(parts[index], int)
+            element = self.table.number("constant", parts[index]) if constant else parts[index]
         else:
             element = self.table.number(operator.getitem, number, freeze(index, self.numbers))
             if self.storages[whole] is not whole or self.table.root(number) != number:
@@ -175,7 +178,21 @@ class Numbered:
             self.storages[node] = self.storages[whole]
         elif shared in self.table.inputs:
             self.storages[node] = ("value", shared)
+        elif whole in self._shared and isinstance(index, int):
+            self.storages[node] = self._shared[whole][index]
         return element
+
+    def _storages_of(self, call: fx.Node, body: fx.GraphModule, inner: Numbered) -> list[Hashable]:
+        """Of what a body returns: the caller's own where it is an operand, else one that only this call has."""
+        operands = call.args[CALLED[target_name(call.target)] :]
+        inputs = body.graph.find_nodes(op="placeholder")
+        outside = {
+            inner.storages[placeholder]: self.storages[operand]
+            for placeholder, operand in zip(inputs, operands, strict=False)
+            if isinstance(operand, fx.Node)
+        }
+        inside = [inner.storages[value] if isinstance(value, fx.Node) else None for value in inner.outputs]
+        return [outside.get(storage, (call, storage)) for storage in inside]
 
     def _operand(self, operand: Any) -> int:
         if isinstance(operand, fx.Node):

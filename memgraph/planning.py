@@ -17,6 +17,7 @@ from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.hardware import Hardware
 from memgraph.options import Options
 from memgraph.passes.offload import offload
+from memgraph.passes.operands import read_operands
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.pins import apply_rules, protect, send_away
@@ -27,7 +28,7 @@ from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, first, more
 from memgraph.tiers import settings
 from memgraph.tiling import Tiling
-from memgraph.verify import snapshot, verify_partition
+from memgraph.verify import snapshot, verify_graph, verify_partition
 
 # A planned backward came out up to 2 % larger than its sweep, after docs/decisions/0004; planning for less at once is
 # cheaper than compiling twice.
@@ -228,6 +229,10 @@ def plan_partition(
 
     joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
     """
+    before = snapshot(joint)
+    read_operands(joint)
+    if options.verify:
+        verify_graph(before, joint, pass_name="operands")
     work = _Partition(joint_inputs, options, hardware, bound, tiers, stock_args)
     tiling = Tiling(joint, options, hardware.device, stock_args.get("static_lifetime_input_indices"))
     # Each variant is a copy: the graph of the first tiling is made of the joint graph as it came.

@@ -125,7 +125,7 @@ class Tiling:
         returned = set(self.joint.graph.output_node().all_input_nodes)
         nodes = {node.name: node for node in self.joint.graph.nodes}
         for region in self.regions:
-            for name in set(region.outputs).intersection(region.forward if region.kind == "loss" else ()):
+            for name in [n for n in region.outputs if region.kind == "loss" and n in set(region.forward)]:
                 size = logical_bytes(nodes[name].meta.get("val"))
                 if size >= region.row_bytes * region.tokens // 4 and _seen_as(nodes[name]) & returned:
                     what = f"the logits of tile {region.module or 'a loss'}"

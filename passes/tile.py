@@ -79,7 +79,7 @@ def _call_region(
     given = _with_unit_tangent(joint.graph, nodes, region) if region.tangent else {}
     for outputs in sides(region):
         values |= _call_tile(joint, nodes, region, outputs, shards, made, given)
-    for name in set(region.backward).intersection(values) if region.tangent else ():
+    for name in [name for name in region.outputs if region.tangent and name in set(region.backward)]:
         with joint.graph.inserting_before(nodes[name]):
             scaled = _call(joint.graph, aten.mul.Tensor, values[name], nodes[region.tangent])
         scaled.meta |= _place_of(nodes[name])

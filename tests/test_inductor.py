@@ -75,6 +75,22 @@ def test_a_hugging_face_model_keeps_its_budget_exactly():
     assert any(d.why.startswith("dropped for the budget") for d in report.decisions)
 
 
+def test_nested_regions_have_the_gradients_of_eager(monkeypatch):
+    """Plain Inductor (2.13) gets them wrong: it writes over what a region was given and returned."""
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    model, inputs = build("llama")
+    want = [model(**inputs).detach(), *torch.autograd.grad(model(**inputs), list(model.parameters()))]
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", torch.compiler.nested_compile_region(LlamaDecoderLayer.forward))
+    options = {"budget": None, "tile": {"mlp": 2}, "cache": False}
+    _, found, peak = compiled_step(model, inputs, **options)
+    for one, other in zip(want, found, strict=True):
+        assert float((one - other).norm()) <= 1e-5 * max(float(one.norm()), 1e-4)
+    report = memgraph.report()
+    assert peak == report.predicted_peak - report.baseline
+    assert "nested" in " ".join(report.notes)
+
+
 def test_an_impossible_budget_says_which_one_is_not():
     module = Stack()
     with pytest.raises(memgraph.BudgetError) as caught:

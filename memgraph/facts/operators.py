@@ -104,6 +104,9 @@ def twice_is_wrong(node: Node) -> str:
     name = short_name(target)
     if "with_effects" in name or "rng_state" in name or "auto_functionalized" in name:
         return "has side effects"
+    if name == "invoke_subgraph":
+        body = node.graph.owning_module.get_submodule(node.args[0].target)
+        return next((why for inside in body.graph.nodes if (why := twice_is_wrong(inside))), "")
     return ""
 
 
