@@ -339,7 +339,7 @@ def model_rows(settings: dict[str, Any], start: Start) -> Iterator[Row]:
 def gradients_of_model(task: dict[str, Any]) -> Iterator[Row]:
     """Tiled against plain Inductor in float32, both against eager float64; then both in bfloat16 against eager float32.
 
-    The exact gradients are of the same weights, always.
+    Of the same weights, always. The arm "rounded" is the float32 gradient in bfloat16: what any other is at least off.
     """
     name, device = task["model"], task["device"]
     families = tests_models()
@@ -360,7 +360,9 @@ def gradients_of_model(task: dict[str, Any]) -> Iterator[Row]:
     reference = eager(wide, inputs)
     untiled = train(model, inputs, compiled(model, None))
     yield {"dtype": "bfloat16", "arm": "inductor", **errors(untiled, reference)}
-    yield {"dtype": "bfloat16", **in_shards(model, inputs, task["shards"][-1], reference)}
+    yield {"dtype": "bfloat16", **in_shards(model, inputs, task["shards"][-1], reference, untiled=untiled)}
+    rounded = {name: gradient.bfloat16().double() for name, gradient in reference[1].items()}
+    yield {"dtype": "bfloat16", "arm": "rounded", **errors((reference[0], rounded), reference)}
 
 
 Trained = tuple[float, dict[str, torch.Tensor]]
@@ -384,7 +386,12 @@ def eager(model: Any, inputs: dict[str, torch.Tensor]) -> Trained:
 
 
 def in_shards(
-    model: Any, inputs: dict[str, torch.Tensor], shards: int, reference: Trained, exact: Trained | None = None
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    shards: int,
+    reference: Trained,
+    exact: Trained | None = None,
+    untiled: Trained | None = None,
 ) -> Row:
     """One row: a model tiled by memgraph."""
     import memgraph
@@ -396,6 +403,8 @@ def in_shards(
         return row | {"failure": f"{type(error).__name__}: {str(error)[:300]}"}
     report = memgraph.report()
     row |= errors(found, reference) | (against_float64(found, exact) if exact else {})
+    if untiled:
+        row["error_against_untiled"] = errors(found, untiled).get("worst_gradient_error")
     return row | {"tiled": tiled(report), "refusals": refusals(report)}
 
 

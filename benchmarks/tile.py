@@ -58,7 +58,7 @@ SHAPES = {
 }
 # The first arm is what the others' times are relative to; a number is that of the shards or chunks.
 ARMS = {
-    "loss": ("inductor", "memgraph 8", "memgraph 16", "memgraph 32", "auto_chunker 8", "auto_chunker 16")
+    "loss": ("inductor", "memgraph 8", "memgraph 16", "memgraph 18", "memgraph 32", "auto_chunker 8", "auto_chunker 16")
     + ("linear_cross_entropy", "linear_cross_entropy 16", "linear_cross_entropy compiled", "eager"),
     "mlp": ("inductor", "checkpoint", "memgraph 4", "memgraph 8", "memgraph 16"),
 }
