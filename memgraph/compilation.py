@@ -103,7 +103,11 @@ class Compilation:
             bound = dataclasses.replace(bound, margin=max(margin, bound.margin + 1))
         minimum = self.baseline + bound.reserve + above + SLACK
         raise BudgetError(
-            minimum=minimum, binding=planned.binding(), budget=self.baseline + bound.reserve + planned.bound
+            minimum=minimum,
+            binding=planned.binding(),
+            budget=self.baseline + bound.reserve + planned.bound,
+            refusals=((refusal.what, refusal.reason) for refusal in report.refusals),
+            unused=self.options.unused,
         )
 
     def _share_of_unplanned(self, bound: Bound) -> Bound:

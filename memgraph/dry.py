@@ -78,7 +78,13 @@ def plan(
     report = capture.report
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
-        raise BudgetError(minimum=minimum, binding=report.binding, budget=report.budget)
+        raise BudgetError(
+            minimum=minimum,
+            binding=report.binding,
+            budget=report.budget,
+            refusals=((refusal.what, refusal.reason) for refusal in report.refusals),
+            unused=capture.options.unused,
+        )
     return report
 
 

@@ -68,12 +68,23 @@ class BudgetError(MemgraphError, RuntimeError):
         minimum: the smallest budget that can be reached, in bytes, baseline and reserve included.
         binding: what is live at its peak, largest first.
         budget: the budget that was asked for, in bytes, where it is known.
+        refusals: what was asked for and not done, as (what, reason).
+        unused: the options by which less memory might do, and which are off.
     """
 
-    def __init__(self, *, minimum: int, binding: Iterable[Binding] = (), budget: int | None = None):
+    def __init__(
+        self,
+        *,
+        minimum: int,
+        binding: Iterable[Binding] = (),
+        budget: int | None = None,
+        refusals: Iterable[tuple[str, str]] = (),
+        unused: Iterable[str] = (),
+    ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
         self.budget = budget
+        self.refusals, self.unused = tuple(refusals), tuple(unused)
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -86,12 +97,19 @@ class BudgetError(MemgraphError, RuntimeError):
             lines.append("  ".join([f"{_format(tensor.bytes):>12}", tensor.name, *places]))
         if rest := self.binding[_SHOWN:]:
             lines.append(f"{_format(sum(tensor.bytes for tensor in rest)):>12}  in {len(rest)} more")
+        if self.refusals:
+            lines.append("Asked for and not done:")
+            lines += [f"  {what}: {reason}" for what, reason in self.refusals[:_SHOWN]]
+        if more := self.refusals[_SHOWN:]:
+            lines.append(f"  and {len(more)} more")
+        if self.unused:
+            lines.append(f"Options that are off and may lower it: {', '.join(self.unused)}.")
         return "\n".join(lines)
 
     def __reduce__(self):
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
-        rebuild = functools.partial(type(self), minimum=self.minimum, binding=self.binding, budget=self.budget)
-        return rebuild, (), self.__dict__
+        names = ("minimum", "binding", "budget", "refusals", "unused")
+        return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__
 
 
 class VerifyError(MemgraphError, AssertionError):

@@ -273,6 +273,11 @@ class Options(BaseModel):
         return self
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """The levers that may not be used at all."""
+        return tuple(lever for lever in ("recompute", "offload", "tile") if getattr(self, lever) is None)
+
+    @property
     def held_back(self) -> int:
         """Bytes of the budget that no plan of one graph may use."""
         return self.reserve + (self.offload.window if self.offload else 0)

@@ -26,10 +26,19 @@ def test_budget_error_lists_the_largest_and_sums_up_the_rest():
     assert "210.0 KiB  in 20 more" in message
 
 
+def test_budget_error_says_what_was_not_tried():
+    refused = [("tile", "the number of tokens is symbolic")] * 12
+    error = BudgetError(minimum=7, refusals=iter(refused), unused=("offload",))
+    lines = str(error).splitlines()
+    assert lines[1:3] == ["Asked for and not done:", "  tile: the number of tokens is symbolic"]
+    assert lines[-2:] == ["  and 2 more", "Options that are off and may lower it: offload."]
+    assert error.refusals == tuple(refused) and error.unused == ("offload",)
+
+
 @pytest.mark.parametrize(
     "error",
     [
-        BudgetError(minimum=7, binding=(LARGE,), budget=5),
+        BudgetError(minimum=7, binding=(LARGE,), budget=5, refusals=[("tile", "no")], unused=["offload"]),
         BudgetError(minimum=7),
         VerifyError("recompute", ["a", "b"]),
         OptionsError("no"),
