@@ -33,6 +33,7 @@ class Tiling:
         self.regions: tuple[Region, ...] = ()
         refused: tuple[Refused, ...] = ()
         self.refusals: list[Refusal] = []
+        self.tried: set[str] = set()  # by the verifier
         if options.tile is not None or any(action.startswith("tile") for _, action in options.rules):
             placeholders = joint.graph.find_nodes(op="placeholder")
             self.regions, refused = find_regions(joint, {placeholders[i].name for i in static_inputs or ()})
@@ -57,7 +58,7 @@ class Tiling:
             tiled = snapshot(self.joint)
             try:
                 made = tile(tiled, [(region, count) for region, count, _ in tiles])
-                verify_tiles(self.joint, made, [(region, count) for region, count, _ in tiles])
+                verify_tiles(self.joint, made, [(region, count) for region, count, _ in tiles], self.tried)
             except (Mixed, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue

@@ -13,6 +13,7 @@ from torch import fx, nn
 from memgraph.facts import costs, regions
 from memgraph.facts.liveness import sweep
 from memgraph.facts.operators import draws, family, twice_is_wrong
+from memgraph.hardware import built_in
 from memgraph.planner.schedule import forward_program
 
 sys.path.insert(0, str(Path(__file__).parent / "properties"))
@@ -271,6 +272,18 @@ def test_seconds():
     assert exp == pytest.approx(plain + 250 / 1e8)
     total = costs.seconds(call(aten.sum.default, (250,), output=()), HARDWARE)
     assert total == pytest.approx(1004 / 1e9)
+
+
+@pytest.mark.parametrize("device, dtype", [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_a_product_of_shards_takes_the_time_of_its_factors(device, dtype):
+    """Summed up in float32 they are on both, but only the CPU converts the factors first."""
+    size = 1 << 14
+    node = call(torch.ops.memgraph.shard_add.default, (size, size), (size, size), (size, size), output=(size, size))
+    for factor in node.args[1:]:
+        factor.meta["val"] = factor.meta["val"].to(torch.bfloat16)
+    hardware = built_in(device)
+    want = 2 * size**3 / hardware.rate(dtype) + hardware.kernel_overhead
+    assert costs.seconds(node, hardware) == pytest.approx(want)
 
 
 def test_storage_span():

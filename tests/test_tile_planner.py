@@ -122,6 +122,21 @@ def test_tiles_where_nothing_else_fits():
     assert "model.model.layers.0..1.mlp" in str(report)
 
 
+def test_on_cuda_a_tiled_loss_is_no_slower_than_the_whole_one():
+    """Its gradient is made once, in the forward; the sums in float32 cost traffic, and no slower products."""
+    with torch.device("meta"):
+        head = torch.nn.Linear(4096, 1 << 16, bias=False).bfloat16()
+        x, labels = torch.empty(8192, 4096, dtype=torch.bfloat16), torch.empty(8192, dtype=torch.int64)
+
+    def loss(x, labels):
+        return torch.nn.functional.cross_entropy(head(x).float(), labels)
+
+    options = {"budget": None, "tile": {"loss": 4}, "verify": False}
+    report = memgraph.plan(loss, x, labels, options=options, hardware="H100")
+    assert list(tiles(report).values()) == [4]
+    assert report.predicted_time < 1.05 * report.unplanned_time
+
+
 def test_a_number_of_shards_for_a_kind():
     report = plan(budget=None, tile={"mlp": 4, "loss": False})
     assert tiles(report) == dict.fromkeys(LAYERS, 4)

@@ -102,7 +102,21 @@ def seconds(node: Node, hardware: Hardware) -> float:
         work = flops(node)
     except Exception:  # a formula that does not know these arguments: the traffic bounds the time from below
         work = 0
-    return max(traffic / hardware.memory_bandwidth, work / hardware.rate(_dtype_name(value))) + hardware.kernel_overhead
+    rate = hardware.rate(_multiplied(node, hardware.device))
+    return max(traffic / hardware.memory_bandwidth, work / rate) + hardware.kernel_overhead
+
+
+def _multiplied(node: Node, device: str) -> str:
+    """The dtype in which an operator multiplies: that of its factors, whatever it sums them up in."""
+    name = short_name(node.target)
+    first = _PRODUCTS.get(name, (0,))[0]
+    made = _dtype_name(node.meta.get("val"))
+    factor = next((_first_tensor(arg.meta.get("val")) for arg in node.args[first:] if isinstance(arg, Node)), None)
+    if factor is None or not factor.dtype.is_floating_point:
+        return made
+    if name.startswith("shard_") and device == "cpu":  # there factors are converted first
+        return made
+    return _dtype_name(factor)
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:

@@ -11,21 +11,25 @@ from __future__ import annotations
 import dataclasses
 
 from memgraph.facts.joint import JointFacts
-from memgraph.facts.liveness import sweep
+from memgraph.facts.liveness import written
+from memgraph.facts.values import fused_seconds
 from memgraph.hardware import Hardware
-from memgraph.planner.schedule import forward_program
+from memgraph.planner.schedule import forward_program, make_schedule
 
 
 def price_fusion(facts: JointFacts, hardware: Hardware) -> JointFacts:
-    """The same facts with `seconds` and `hold` as they are when Inductor fuses."""
-    program = forward_program(facts, ())
-    swept = sweep(facts.values, program, fused=True)
-    written = {value for slot, value in enumerate(program.values) if slot in swept.births}
+    """Facts with `seconds` and `hold` as they are when Inductor fuses; in the backward, as it splits the graph."""
     values = list(facts.values)
+
+    def fuse(i: int, hold: float) -> None:
+        values[i] = dataclasses.replace(values[i], seconds=fused_seconds(values[i], hardware), hold=hold)
+
+    forward = written(facts.values, forward_program(facts, ()))
     for i in facts.forward:
-        value = values[i]
-        if value.kind != "pointwise" or i in written:
-            continue
-        traffic = value.bytes / hardware.memory_bandwidth
-        values[i] = dataclasses.replace(value, seconds=max(0.0, value.seconds - traffic), hold=2 * traffic)
+        if values[i].kind == "pointwise" and i not in forward:
+            fuse(i, hold=2 * values[i].bytes / hardware.memory_bandwidth)
+    backward = written(facts.values, make_schedule(facts, facts.stock_saved).backward)
+    for i in facts.backward:
+        if values[i].kind == "pointwise" and i not in backward:
+            fuse(i, hold=values[i].hold)
     return dataclasses.replace(facts, values=tuple(values))

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from memgraph.facts.costs import seconds
-from memgraph.facts.liveness import Program, sweep
+from memgraph.facts.liveness import Program, sweep, written
 from memgraph.facts.operators import short_name
-from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
+from memgraph.facts.values import HEAVY, Value, fused_seconds, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
 from memgraph.runtime import shards
 
@@ -45,13 +45,12 @@ class Inside:
         order = inputs + [node for node in nodes if node not in set(inputs)]
         place = {node: n for n, node in enumerate(order)}
         roots: dict[fx.Node, fx.Node] = {}
-        values, time = [], 0.0
+        values: list[Value] = []
         for node in order:
             roots[node] = root(node, roots)
             val = node.meta.get("val")
             called = self.of(node)
             spent = called.seconds if called else seconds(node, self.hardware) if node.op == "call_function" else 0.0
-            time += spent
             values.append(
                 Value(
                     name=node.name,
@@ -65,7 +64,7 @@ class Inside:
                     heavy=isinstance(val, torch.Tensor)
                     and val.device.type == "cpu"
                     and short_name(node.target) in HEAVY,
-                    scratch=called.scratch if called else _scratch(node),
+                    scratch=called.scratch if called else _scratch(node, self.hardware.device),
                 )
             )
         outputs = [node for node in body.graph.output_node().all_input_nodes]
@@ -76,15 +75,21 @@ class Inside:
             outputs=frozenset(place[node] for node in outputs),
             owned=frozenset(),
         )
+        here = written(values, program)
+        fused = [value.kind == "pointwise" and n not in here for n, value in enumerate(values)]
+        time = sum(
+            fused_seconds(value, self.hardware) if inlined else value.seconds
+            for value, inlined in zip(values, fused, strict=True)
+        )
         swept = sweep(values, program, fused=True)
         left = sum(values[i].bytes for i in {values[place[node]].storage for node in outputs} if i >= len(inputs))
         return Called(time, max(0, swept.peak - left))
 
 
-def _scratch(node: fx.Node) -> int:
+def _scratch(node: fx.Node, device: str) -> int:
     """What the operators of our own hold while they run."""
     name = short_name(node.target) if node.op == "call_function" else ""
     if name not in ("shard_product", "shard_add"):
         return 0
     left, right = (read.meta["val"] for read in node.args[-2:])
-    return shards.scratch(left.shape, right.shape, left.dtype, left.is_cuda)
+    return shards.scratch(left.shape, right.shape, left.dtype, device == "cuda")

@@ -208,3 +208,9 @@ def _usage(
             usage.append(total + (values[value].scratch if slot >= program.inputs else 0))
         total -= sum(size[s] for s in freed)
     return tuple(usage), in_place
+
+
+def written(values: Sequence[Value], program: Program) -> set[int]:
+    """Values of a program that are written to memory. Pointwise ones that only fused operators read are not."""
+    births = sweep(values, program, fused=True).births
+    return {value for slot, value in enumerate(program.values) if slot in births}

@@ -11,6 +11,7 @@ from torch import fx
 
 from memgraph.facts.costs import storage_span
 from memgraph.facts.operators import family, short_name
+from memgraph.hardware import Hardware
 
 # On the CPU Inductor materialises what has several readers and one of these in it (torch/_inductor/ir.py,
 # should_realize_on_reuse).
@@ -88,3 +89,8 @@ def owned_bytes(node: fx.Node, owner: bool, granularity: int) -> int:
     val = node.meta.get("val")
     parts = [] if not owner else val if isinstance(val, list | tuple) else [val]
     return sum(-(-storage_span(t) // granularity) * granularity for t in parts if isinstance(t, torch.Tensor))
+
+
+def fused_seconds(value: Value, hardware: Hardware) -> float:
+    """What a pointwise value costs where it is not written to memory."""
+    return max(0.0, value.seconds - value.bytes / hardware.memory_bandwidth)
