@@ -19,6 +19,8 @@ import torch
 from memgraph.runtime import streams
 from memgraph.runtime.slots import PAGE
 
+ON_CPU = "values on the CPU are written and read where they lie"
+
 
 class File(Protocol):
     """What is used of a `torch.cuda.gds.GdsFile`; both move all bytes of the storage."""

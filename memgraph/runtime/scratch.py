@@ -215,7 +215,7 @@ class Scratch:
 
     def _registered(self) -> GpuDirect:
         if self._gds is None:
-            raise OSError(errno.ENOTSUP, "values on the CPU are written and read where they lie")
+            raise OSError(errno.ENOTSUP, gpudirect.ON_CPU)
         if not self.direct:
             raise OSError(errno.ENOTSUP, "the file system takes no O_DIRECT")
         page = self._take(PAGE)

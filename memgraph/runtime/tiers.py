@@ -66,7 +66,7 @@ class Reservation:
 
 def room(size: int, tier: str, device: torch.device | str) -> int:
     """Bytes to reserve in a tier for a value of `size` bytes (first element to last, gaps included)."""
-    return nvme.room(size, exact(device)) if tier == "nvme" else pages(size)
+    return nvme.room(size, torch.device(device)) if tier == "nvme" else pages(size)
 
 
 def prepare(device: torch.device | str, options: str, host_bytes: int = 0, nvme_bytes: int = 0) -> Reservation:
