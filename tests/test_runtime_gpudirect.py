@@ -241,6 +241,14 @@ def test_a_file_that_cannot_be_registered_is_staged_and_says_so(tmp_path, reason
     room.close()
 
 
+def test_a_folder_without_a_file_is_a_refusal_until_a_value_needs_it(tmp_path):
+    use(tmp_path / "missing", GdsFiles())
+    reason = runtime.gpudirect_refusal(str(tmp_path / "missing"), "cpu")
+    assert reason == "no scratch file can be opened: No such file or directory"
+    with pytest.raises(OffloadError, match="value 'x', tier 'nvme', in .*missing: no scratch file can be opened"):
+        hold(torch.zeros(3), "nvme", direct(tmp_path / "missing"))
+
+
 def test_values_of_the_cpu_stay_where_they_lie(tmp_path):
     assert "where they lie" in runtime.gpudirect_refusal(str(tmp_path), "cpu")
     x = torch.randn(MIB)

@@ -125,13 +125,12 @@ def _notes(file: NvmeTier) -> tuple[str, ...]:
 
 
 def gpudirect_refusal(folder: str, device: torch.device | str) -> str:
-    """Why GPUDirect does not reach the scratch file of `device` in `folder`, empty where it does: by trying it.
-
-    Raises OffloadError where no scratch file can be opened.
-    """
+    """Why GPUDirect does not reach the scratch file of `device` in `folder`, empty where it does: by trying it."""
     file = scratch_file(folder, device)
     try:
         return "" if file.register() else file.refusal
+    except OffloadError as error:  # no scratch file can be opened: who needs one gets the error
+        return error.reason
     finally:
         file.trim()
 
