@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a CUDA GPU, in one command and without a network: the CUDA tests, the demo, the comparison.
 #
-#   benchmarks/gpu.sh                        check, then all five
+#   benchmarks/gpu.sh                        check, then all six
 #   benchmarks/gpu.sh tests bench            only these, in this order
 #   PYTHON=/opt/py/bin/python OUT=out/gpu ARMS=inductor,memgraph ROUNDS=3 benchmarks/gpu.sh bench
 #
@@ -81,15 +81,36 @@ stage_offload() {
     "$python" benchmarks/offload.py --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --name cuda-offload
 }
 
+stage_gpudirect() {
+    # The disk through page-locked memory and past it: raw bandwidth, then whole steps, where the GPU computes meanwhile
+    # and the interpreter's lock, which torch holds during a call, is felt. Where GPUDirect is not there, why.
+    local folder=${TMPDIR:-/tmp} arms="inductor,memgraph staged"
+    "$python" -m memgraph.cli calibrate --scratch "$folder"
+    "$python" -m memgraph.cli doctor --scratch "$folder"
+    "$python" benchmarks/offload_bandwidth.py --device cuda --folder "$folder" --name cuda-offload-bandwidth
+    if "$python" - "$folder" <<'PY'
+import sys
+
+from memgraph import runtime
+
+sys.exit(runtime.gpudirect_refusal(sys.argv[1], "cuda"))  # a text is printed, and fails
+PY
+    then
+        arms+=",memgraph direct"
+    fi
+    "$python" benchmarks/offload.py --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --arms "$arms" \
+        --scratch "$folder" --name cuda-gpudirect
+}
+
 stage_tile() {
     "$python" benchmarks/tile.py --device cuda --stages loss,mlp,planned --rounds "$rounds"
 }
 
 stages=("$@")
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench offload tile)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench offload gpudirect tile)
 for stage in "${stages[@]}"; do
     if ! declare -F "stage_$stage" > /dev/null; then
-        echo "no stage $stage; there are: tests, demo, bench, offload, tile" >&2
+        echo "no stage $stage; there are: tests, demo, bench, offload, gpudirect, tile" >&2
         exit 2
     fi
 done

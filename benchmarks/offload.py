@@ -5,6 +5,8 @@
     memgraph both      the same with recompute beside it
     memgraph again     the same budget by recompute alone
     memgraph host      host memory as the only lever (on CUDA; on the CPU it would save nothing)
+    memgraph staged    as memgraph disk, never by GPUDirect (on CUDA, where asked for)
+    memgraph direct    as memgraph disk, always by GPUDirect (the same)
     save_on_cpu        Inductor under torch.autograd.graph.save_on_cpu(pin_memory=True) (on CUDA)
     hooks              Inductor, its saved tensors through saved_tensors_hooks, torch.save and torch.load, one at a time
 
@@ -41,6 +43,8 @@ DISK, HOST = "nvme", "host"
 LEVERS: dict[str, dict[str, Any]] = {
     "memgraph disk": {"recompute": False, "tiers": (DISK,)},
     "memgraph host": {"recompute": False, "tiers": (HOST,)},
+    "memgraph staged": {"recompute": False, "tiers": (DISK,), "gpudirect": False},
+    "memgraph direct": {"recompute": False, "tiers": (DISK,), "gpudirect": True},
     "memgraph both": {"tiers": (HOST, DISK)},
     "memgraph again": {"tiers": ()},
 }
@@ -188,7 +192,8 @@ class Worker:
         if self.arm in LEVERS:
             options = LEVERS[self.arm] | {"budget": given["budget"]}
             tiers = options.pop("tiers")
-            offload = {DISK: self.scratch} if DISK in tiers else {}
+            disk = {"path": self.scratch, "gpudirect": options.pop("gpudirect", "auto")}
+            offload = {DISK: disk} if DISK in tiers else {}
             offload |= {HOST: True} if HOST in tiers and self.device == "cuda" else {}
             options["offload"] = offload or False
         backend = "memgraph" if self.arm in LEVERS else "inductor"

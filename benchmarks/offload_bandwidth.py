@@ -7,6 +7,7 @@ disk two files with the same code and size differed by 2.7 in read bandwidth (1.
 Raw I/O moves one buffer a thread again and again; the runtime moves tensors, from the first offload_start to the last
 write, and from the first reload_start to the last reload_finish. On the CPU there is a second raw write, from the very
 pages that the tensors lie in: to write 1 GiB of small pages takes longer than one warm buffer, whoever does it.
+On a GPU the runtime goes both ways, staged and by GPUDirect where that can be had, in the same slots of that file.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Series:
     raw_read: list[float] = field(default_factory=list)
     write: list[float] = field(default_factory=list)
     read: list[float] = field(default_factory=list)
+    gpudirect_write: list[float] = field(default_factory=list)
+    gpudirect_read: list[float] = field(default_factory=list)
 
 
 class Raw:
@@ -99,16 +102,17 @@ class Offloaded:
 
     def __init__(self, folder: str, device: str, values: int, each: int, ahead: int):
         self.options, self.ahead = json.dumps({"folder": folder}), ahead
+        self.direct = json.dumps({"folder": folder, "gpudirect": True})
         self.room = runtime.prepare(device, self.options, nvme_bytes=values * runtime.room(each, "nvme", device))
         self.values = [torch.randint(0, 256, (each,), dtype=torch.uint8, device=device) for _ in range(values)]
         self.targets = [torch.zeros(each, dtype=torch.uint8, device=device) for _ in range(ahead)]
         self.held: list[torch.Tensor] = []
 
-    def write(self) -> None:
+    def write(self, options: str = "") -> None:
         begun = []
         self.held = []
         for i, x in enumerate(self.values):
-            begun.append((ops.offload_start(x, f"x{i}", "nvme", self.options), x))
+            begun.append((ops.offload_start(x, f"x{i}", "nvme", options or self.options), x))
             if len(begun) > self.ahead:
                 self.held.append(ops.offload_finish(*begun.pop(0), "nvme"))
         self.held += [ops.offload_finish(*pair, "nvme") for pair in begun]
@@ -118,7 +122,11 @@ class Offloaded:
         for held in self.held:
             content(held, Record).value.written.wait()
 
+    def write_direct(self) -> None:
+        self.write(self.direct)
+
     def read(self) -> None:
+        """Back the way that they went out."""
         begun = []
         for x, held in zip(reversed(self.values), reversed(self.held), strict=True):
             like = list(x.shape), list(x.stride()), x.dtype, x.device, "nvme"
@@ -146,6 +154,7 @@ def timed(move, size: int, device: str) -> float:
 
 def measure(folder: str, device: str, values: int, each: int, ahead: int, rounds: int) -> Series:
     file = runtime.scratch_file(folder, device)
+    both = not runtime.gpudirect_refusal(folder, device)
     offloaded = Offloaded(folder, device, values, each, ahead)
     raw = Raw(file.file, values, each, file.block, file.threads)
     if not file.direct:
@@ -159,7 +168,8 @@ def measure(folder: str, device: str, values: int, each: int, ahead: int, rounds
             writes.insert(1, ("raw_write_same", lambda: raw.write_same(offloaded.values)))
         reads = [("raw_read", raw.read), ("read", offloaded.read)][::turns]
         restore = [("", offloaded.write)] if turns < 0 else []  # raw I/O wrote over the values
-        for name, move in [*writes, *restore, *reads]:
+        last = [("gpudirect_write", offloaded.write_direct), ("gpudirect_read", offloaded.read)] if both else []
+        for name, move in [*writes, *restore, *reads, *last]:
             rate = timed(move, values * each, device)
             if i and name:  # the first round writes blocks of the file that were never written
                 getattr(series, name).append(rate)
@@ -184,6 +194,9 @@ def main() -> None:
     found = {"machine": machine.describe(given.device), "settings": vars(given), "series": {}}
     title = f"GB/s in {given.folder}, {given.threads} threads, blocks of {given.block:g} MiB, {given.device}"
     heads = ["values", "raw write", "raw, same memory", "write", "share", "of same", "raw read", "read", "share"]
+    refusal = runtime.gpudirect_refusal(given.folder, given.device)
+    found["gpudirect"] = refusal or "measured"
+    heads += [] if refusal else ["GPUDirect write", "read"]
     table = Table(*heads, title=title)
     for each in given.each:
         series = measure(given.folder, given.device, given.total // each, each * MIB, given.ahead, given.rounds)
@@ -192,7 +205,10 @@ def main() -> None:
         cells = [f"{rate[name]:.2f}" for name in ("raw_write", "raw_write_same", "write")]
         cells += [f"{rate['write'] / rate[raw]:.0%}" for raw in ("raw_write", "raw_write_same")]
         cells += [f"{rate['raw_read']:.2f}", f"{rate['read']:.2f}", f"{rate['read'] / rate['raw_read']:.0%}"]
+        cells += [] if refusal else [f"{rate['gpudirect_write']:.2f}", f"{rate['gpudirect_read']:.2f}"]
         table.add_row(f"{each} MiB", *cells)
+    if refusal and given.device == "cuda":
+        table.caption = f"no GPUDirect: {refusal}"
     Console().print(table)
     if given.name:
         folder = machine.results_folder(given.name)

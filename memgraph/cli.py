@@ -168,10 +168,8 @@ def calibrate(
     for (name, measured), (_, built_in) in zip(_rows(figures), _rows(known), strict=True):
         table.add_row(name, measured, built_in)
     if scratch:
-        kind = "direct" if rates.direct else "buffered: the file system takes no O_DIRECT"
-        for way in ("write", "read"):
-            row = (f"{way}, {scratch} ({kind})", f"{getattr(rates, way) / 1e9:,.2f} GB/s")
-            table.add_row(*row, f"{getattr(disk.BUILT_IN, way) / 1e9:,.2f} GB/s")
+        for row in _disk_rows(str(scratch), rates, figures.device == "cuda"):
+            table.add_row(*row)
     console.print(table)
     try:
         console.print(f"kept in {hardware.save(figures)}", markup=False, soft_wrap=True)
@@ -179,6 +177,19 @@ def calibrate(
             console.print(f"kept in {disk.save(scratch, rates)}", markup=False, soft_wrap=True)
     except OSError as problem:
         raise fail(f"the figures could not be kept: {problem}") from problem
+
+
+def _disk_rows(folder: str, rates: Any, on_gpu: bool) -> Iterator[tuple[str, str, str]]:
+    from memgraph import disk
+
+    kind = "direct" if rates.direct else "buffered: the file system takes no O_DIRECT"
+    for way in ("write", "read"):
+        measured, built_in = (f"{getattr(figures, way) / 1e9:,.2f} GB/s" for figures in (rates, disk.BUILT_IN))
+        yield f"{way}, {folder} ({kind})", measured, built_in
+        if rates.knows_gpudirect:
+            yield f"{way}, {folder} (GPUDirect)", f"{getattr(rates, f'gpudirect_{way}') / 1e9:,.2f} GB/s", ""
+    if on_gpu or rates.knows_gpudirect:
+        yield "GPUDirect", f"not used: {rates.against_gpudirect}" if rates.against_gpudirect else "used", ""
 
 
 def _rows(figures: Any) -> Iterator[tuple[str, str]]:
@@ -195,12 +206,14 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    scratch: Annotated[Path | None, typer.Option(help="look at this folder for offload, too")] = None,
+) -> None:
     """Say what is here, and whether memgraph can work with it (exit code 0) or not (1)."""
     from memgraph.doctor import checks
 
     table = Table("", "", "", title="memgraph doctor", show_header=False)
-    found = list(checks())
+    found = list(checks(scratch))
     for check in found:
         sign = "[green]ok[/]" if check.ok else "[red]no[/]" if check.needed else "[yellow]--[/]"
         table.add_row(sign, check.name, check.text)

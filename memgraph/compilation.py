@@ -58,7 +58,7 @@ class Compilation:
         self.budget = self._budget()
         self.store = Store()
         self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
-        self.tiers = tiers(options, self.hardware)
+        self.tiers = tiers(options, self.hardware, device=self.device)
 
     def run(self) -> Any:
         """The compiled callable.  Raises BudgetError, VerifyError."""
@@ -245,7 +245,7 @@ class Compilation:
     ) -> tuple[Report, int]:
         """The report of one attempt, and the peak above the baseline as lowered."""
         planned = partitioner.planned[-1]
-        notes = list(self.notes)
+        notes = [*self.notes, *self.tiers.notes]
         try:
             truth: Timeline | None = read_step(partitioner, lowering, self.device.type)
         except NotReadable as problem:

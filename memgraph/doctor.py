@@ -25,12 +25,14 @@ class Check:
     needed: bool = False
 
 
-def checks() -> Iterator[Check]:
-    """All checks; none of them compiles or measures."""
+def checks(scratch: str | os.PathLike[str] | None = None) -> Iterator[Check]:
+    """All checks, with those of a scratch folder where one is given; none of them compiles or measures."""
     yield Check("python", platform.python_version(), sys.version_info >= (3, 10), needed=True)
     yield from _packages()
     yield _entry_point()
     yield from _devices()
+    if scratch is not None:
+        yield _scratch(os.fspath(scratch))
     yield _compiler()
     yield from _caches()
 
@@ -76,6 +78,27 @@ def _devices() -> Iterator[Check]:
     if not names:
         built = "a torch with CUDA, but no GPU" if torch.backends.cuda.is_built() else "a torch without CUDA"
         yield Check("cuda", built, False)
+
+
+def _scratch(folder: str) -> Check:
+    """Which way values take to a scratch folder and back, from the GPU where there is one."""
+    import torch
+
+    from memgraph import disk
+    from memgraph.errors import OffloadError
+    from memgraph.options import OffloadOptions
+    from memgraph.tiers import way
+
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check("scratch folder", f"{folder} cannot be written", False)
+    rates = disk.load(folder)
+    origin = "measured" if rates.measured else "built in; `memgraph calibrate --scratch` measures"
+    try:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        told = way(OffloadOptions(nvme={"path": folder}), device)[1]
+        return Check("scratch folder", f"{told or f'{folder}: {disk.speed(rates.rates(False))}'}; {origin}")
+    except OffloadError as problem:
+        return Check("scratch folder", str(problem), False)
 
 
 def _compiler() -> Check:

@@ -138,13 +138,15 @@ class _Capture:
         hardware = self.hardware or load(target)
         baseline = _bytes([*tensors, *_tensors_of(self.fn)])
         inputs = self._moved(gm, inputs, target)
+        found = tiers(self.options, hardware, here=False)
+        self.notes += found.notes
         partitioner = Partitioner(
             self.options,
             hardware,
             self._bound(hardware, baseline),
             progress := Progress(self.options.progress),
             name := getattr(self.fn, "__qualname__", type(self.fn).__name__),
-            tiers(self.options, hardware, here=False),
+            found,
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}

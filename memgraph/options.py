@@ -82,6 +82,12 @@ def _limit(value: object) -> int | None:
     return None if value is None else parse_size(value)
 
 
+def _gpudirect(value: object) -> bool | str:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise ValueError('allowed: "auto", True, False')
+
+
 def _tile(value: object) -> object:
     if value is None or isinstance(value, bool):
         return {} if value else None
@@ -170,6 +176,10 @@ class ScratchOptions(BaseModel):
     limit: Annotated[int | None, PlainValidator(_limit)] = None
     """The most bytes that the scratch file may take; None for what the disk has."""
 
+    gpudirect: Annotated[bool | Literal["auto"], PlainValidator(_gpudirect)] = "auto"
+    """Between a GPU and the file past the memory of the host: `"auto"` where it was measured to be faster, True or not
+    at all, False never."""
+
 
 class OffloadOptions(BaseModel):
     """Where values may be copied to in the forward, to be copied back in the backward."""
@@ -180,7 +190,7 @@ class OffloadOptions(BaseModel):
     """Host memory: at most so many bytes, True for what the machine has free, False (or None) for none."""
 
     nvme: Annotated[ScratchOptions | None, BeforeValidator(_nvme)] = None
-    """A scratch file: a folder, or a dict of its path and a limit in bytes; None for none."""
+    """A scratch file: a folder, or a dict of its path, a limit in bytes and `gpudirect`; None for none."""
 
     min_bytes: Annotated[int, PlainValidator(_reserve)] = 1 << 20
     """Smaller values stay on the device unless a rule says otherwise."""
@@ -270,6 +280,15 @@ class Options(BaseModel):
                     f"option 'rules': the action {action!r} of {pattern!r} has nowhere to go; "
                     f"allowed with option 'offload' such as {given[tier]}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _checksums_or_gpudirect(self) -> Options:
+        if self.offload and self.offload.verify and self.offload.nvme and self.offload.nvme.gpudirect is True:
+            raise ValueError(
+                "option 'offload.nvme.gpudirect' cannot be True with 'offload.verify': checksums need the bytes in the "
+                'memory of the host; allowed: "auto", False'
+            )
         return self
 
     @property

@@ -1,8 +1,10 @@
 """What the tests of the runtime share: a round trip, a saved value that is offloaded, and system calls that fail."""
 
+import ctypes
 import errno
 import gc
 import json
+import mmap
 import os
 import time
 
@@ -128,3 +130,56 @@ class Halting(Calls):
         if self.flip:
             data[7] ^= 1
         return count - 5 if count > 4096 else count  # not a whole page: direct I/O cannot go on from there
+
+
+class Gds:
+    """A `torch.cuda.gds.GdsFile` for storages of the CPU. `GdsFiles.fail` says what its calls raise, torch's way."""
+
+    def __init__(self, files, path, flags):
+        self.files = files
+        self.fd = os.open(path, flags | os.O_DIRECT)  # which refuses offsets and sizes that are not whole pages
+
+    def __del__(self):
+        os.close(self.fd)
+        self.files.closed += 1
+
+    def save_storage(self, storage, offset=0):
+        self._move("save", storage, offset, os.pwritev)
+
+    def load_storage(self, storage, offset=0):
+        self._move("load", storage, offset, os.preadv)
+
+    def _move(self, kind, storage, offset, call):
+        self.files.asked(kind, storage, offset)
+        size = storage.nbytes()
+        aligned = mmap.mmap(-1, size)
+        if kind == "save":
+            aligned[:] = ctypes.string_at(storage.data_ptr(), size)
+        if call(self.fd, [aligned], offset) != size:
+            raise RuntimeError("short")
+        if kind == "load":
+            ctypes.memmove(storage.data_ptr(), bytes(aligned), size)
+
+
+class GdsFiles:
+    """Opens `Gds` files and keeps what was asked of them, as (kind, bytes, offset)."""
+
+    def __init__(self, **fail):
+        self.fail, self.calls, self.opened, self.closed = fail, [], 0, 0
+
+    def __call__(self, path, flags):
+        self._ask("open")
+        self.opened += 1
+        return Gds(self, path, flags)
+
+    def asked(self, kind, storage, offset):
+        self._ask(kind)
+        self.calls.append((kind, storage.nbytes(), offset))
+
+    def _ask(self, kind):
+        if kind in self.fail:
+            raise RuntimeError(f"{self.fail[kind]}\nException raised from gds_{kind}_storage")
+
+    def of(self, kind):
+        """The calls for values, without the page that is tried first."""
+        return [call for call in self.calls[2:] if call[0] == kind]

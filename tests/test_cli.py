@@ -134,6 +134,23 @@ def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
     assert "measured figures" in run("doctor").output
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_calibrate_and_doctor_say_which_way_a_scratch_folder_goes(tmp_path, monkeypatch, faster):
+    from memgraph import disk, hardware
+
+    rate = 4e9 if faster else 1e9
+    both = disk.Disk(write=2e9, read=3e9, gpudirect_write=rate, gpudirect_read=rate)
+    monkeypatch.setattr(hardware, "calibrate", lambda device: hardware.built_in("H100"))
+    monkeypatch.setattr(disk, "calibrate", lambda folder, device: both)
+    result = run("calibrate", "--device", "cuda", "--scratch", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert f"{rate / 1e9:.2f} GB/s" in result.output and "(GPUDirect)" in result.output
+    assert ("not faster" in result.output) is (not faster)
+    assert disk.load(tmp_path) == both
+    assert "2.00 GB/s out, 3.00 back" in run("doctor", "--scratch", tmp_path).output
+    assert "cannot be written" in run("doctor", "--scratch", tmp_path / "missing").output
+
+
 def test_calibrate_refuses_what_has_no_figures():
     assert run("calibrate", "--device", "meta").exit_code == 2
 

@@ -80,6 +80,13 @@ def test_for_a_gpu_that_is_not_here():
     assert all(event.bytes % 512 == 0 for event in report.timeline.events)
 
 
+@needs_cuda_traces
+def test_the_way_to_the_disk_of_a_gpu_that_is_not_here(tmp_path):
+    _, loss, x = make("meta")
+    report = memgraph.plan(loss, x, options={"budget": 0.7, "offload": {"nvme": str(tmp_path)}}, hardware="H100")
+    assert any("staged" in note and "not by GPUDirect: it was not measured here" in note for note in report.notes)
+
+
 @pytest.mark.skipif(compat.traces_cuda(), reason="this torch can")
 def test_a_torch_that_cannot_trace_for_cuda_says_so():
     _, loss, x = make("meta")

@@ -4,6 +4,7 @@ import stat
 
 import pytest
 import torch
+from offloading import GdsFiles
 
 from memgraph import disk, hardware
 from memgraph.cache import cache_folder
@@ -146,7 +147,7 @@ def test_disk_figures_round_trip_and_are_kept_by_disk(tmp_path, folder):
     file.write_text("{")
     assert disk.load(tmp_path) == disk.BUILT_IN
     assert disk.load(tmp_path / "missing") == disk.BUILT_IN
-    for text in ("[]", "{}", '{"write": 0, "read": 1}'):
+    for text in ("[]", "{}", '{"write": 0, "read": 1}', '{"write": 1, "read": 1, "gpudirect_read": -1}'):
         with pytest.raises(ValueError, match="not the figures of a disk"):
             disk.Disk.from_json(text)
 
@@ -158,3 +159,59 @@ def test_disk_is_measured_through_the_runtime_and_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(OffloadError, match="No such file"):
         disk.calibrate(tmp_path / "missing")
+
+
+def test_gpudirect_has_to_win_clearly(tmp_path):
+    """By the time of a write and a read; the tenth is for what a bandwidth does not show."""
+    staged = disk.Disk(write=2e9, read=4e9)  # 0.75 ns a byte
+    for write, read, wins in ((4e9, 4e9, True), (2e9, 5e9, False), (1e9, 9e9, False), (2.3e9, 4.6e9, True)):
+        both = dataclasses.replace(staged, gpudirect_write=write, gpudirect_read=read)
+        assert (both.against_gpudirect == "") is wins
+        assert wins or "not faster" in both.against_gpudirect
+        assert both.rates(True) == (write, read) and both.rates(False) == (2e9, 4e9)
+        disk.save(tmp_path, both)
+        assert disk.load(tmp_path) == both
+    assert "calibrate" in staged.against_gpudirect and staged.rates(True) == (2e9, 4e9)
+    assert dataclasses.replace(staged, refusal="no driver").against_gpudirect == "no driver"
+
+
+def test_figures_kept_before_gpudirect_was_measured_are_still_read(tmp_path):
+    disk.save(tmp_path, disk.Disk(write=2e9, read=3e9)).write_text('{"write": 2e9, "read": 3e9, "direct": true}')
+    assert disk.load(tmp_path).write == 2e9 and "not measured" in disk.load(tmp_path).against_gpudirect
+
+
+@pytest.fixture
+def small_values(monkeypatch):
+    monkeypatch.setattr(disk, "_EACH", 1 << 20)
+    monkeypatch.setattr(disk, "_SECONDS", 0.01)
+
+
+def test_both_ways_are_measured(tmp_path, small_values):
+    measured = disk.calibrate(tmp_path, gds=(files := GdsFiles()))
+    assert measured.knows_gpudirect and measured.write > 0 and files.of("save") and files.of("load")
+    assert disk.Disk.from_json(measured.to_json()) == measured
+    assert files.opened == files.closed == 1
+
+
+@pytest.mark.parametrize("failing", ["open", "save", "late"])
+def test_a_machine_without_gpudirect_is_measured_the_other_way(tmp_path, small_values, failing):
+    class Late(GdsFiles):
+        def asked(self, kind, storage, offset):
+            if len(self.calls) > 20:
+                raise RuntimeError("no driver")
+            super().asked(kind, storage, offset)
+
+    measured = disk.calibrate(tmp_path, gds=Late() if failing == "late" else GdsFiles(**{failing: "no driver"}))
+    assert measured.write > 0 and not measured.knows_gpudirect
+    assert measured.against_gpudirect == measured.refusal != "" and "no driver" in measured.refusal
+
+
+def test_the_cpu_says_nothing_of_gpudirect(tmp_path, small_values):
+    assert "not measured" in disk.calibrate(tmp_path).refusal
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_disk_is_measured_both_ways_or_says_why(tmp_path):
+    measured = disk.calibrate(tmp_path, "cuda")
+    assert measured.write > 0 and bool(measured.knows_gpudirect) is (not measured.refusal)

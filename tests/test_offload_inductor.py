@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
 import torch
+from offloading import GdsFiles
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import memgraph
-from memgraph import planning, runtime
+from memgraph import disk, planning, runtime
 from memgraph.measure import peak_above_start
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
@@ -95,6 +97,33 @@ def test_order_bits_peak_and_a_warm_cache(scratch, monkeypatch):
     assert memgraph.report().cached and memgraph.report().bytes_on("nvme") == report.bytes_on("nvme")
     for mine, cold, hot in zip(found, kept, warm, strict=True):
         assert torch.equal(mine, cold) and torch.equal(mine, hot)
+
+
+def test_by_gpudirect_and_the_report_says_so(scratch, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMGRAPH_CACHE", str(tmp_path.parent / f"{tmp_path.name}-cache"))
+    disk.save(scratch, disk.Disk(write=1e9, read=1e9, gpudirect_write=4e9, gpudirect_read=4e9))
+    torch.manual_seed(0)
+    module = Stack(1)
+    given = options(scratch, offload={"nvme": {"path": scratch, "gpudirect": False}, "min_bytes": 0})
+    staged = step(compiled(module, **given), module, X)
+    assert not any("GPUDirect" in note for note in memgraph.report().notes)  # nothing to choose on a CPU
+
+    given["offload"]["nvme"] = scratch
+    torch._dynamo.reset()
+    runtime.release()
+    runtime.scratch_file(scratch, "cpu", gds=(files := GdsFiles()))
+    direct = step(compiled(module, **given), module, X)
+    assert files.of("save") and len(files.of("save")) == len(files.of("load"))
+    assert any("by GPUDirect (4.00 GB/s out, 4.00 back)" in note for note in memgraph.report().notes)
+    assert all(map(torch.equal, staged, direct))
+
+    files.fail = {"open": "cuFileDriverOpen failed"}
+    given["offload"]["nvme"] = {"path": scratch, "gpudirect": True}
+    torch._dynamo.reset()
+    gc.collect()
+    runtime.release()
+    with pytest.raises(memgraph.OffloadError, match="asked for and cannot be used: cuFileDriverOpen failed"):
+        step(compiled(module, **given), module, X)
 
 
 def lines_of(code: str) -> list[str]:

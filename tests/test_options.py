@@ -78,6 +78,12 @@ def test_offload():
     assert (given.host, given.nvme.path, given.nvme.limit, given.min_bytes) == (64 << 30, "/scratch", None, 0)
     given = parse_options({"offload": {"nvme": {"path": "/scratch", "limit": "1GiB"}}}).offload
     assert (given.host, given.nvme.limit) == (False, 1 << 30)
+    assert given.nvme.gpudirect == "auto"
+    for value in (True, False, "auto"):
+        given = {"offload": {"nvme": {"path": "/scratch", "gpudirect": value}}}
+        assert parse_options(given).offload.nvme.gpudirect is value
+    keys = {parse_options({"offload": {"nvme": {"path": "/x", "gpudirect": v}}}).key() for v in (True, False, "auto")}
+    assert len(keys) == 3
     rules = {"*.mlp": "offload:nvme"}
     assert parse_options({"offload": {"nvme": "/scratch"}, "rules": rules}).rules == (("*.mlp", "offload:nvme"),)
 
@@ -97,6 +103,13 @@ def test_offload():
         ({"offload": {"nvme": {"pat": "/x"}}}, ["'offload.nvme.pat'", "'/x'", "did you mean 'path'"]),
         ({"offload": {"nvme": {"path": 3}}}, ["'offload.nvme.path'", "3", "a folder"]),
         ({"offload": {"nvme": {"path": "/x", "limit": -1}}}, ["'offload.nvme.limit'", "-1"]),
+        ({"offload": {"nvme": {"path": "/x", "gpudirect": 1}}}, ["'offload.nvme.gpudirect'", "1", '"auto", True']),
+        ({"offload": {"nvme": {"path": "/x", "gpudirect": "on"}}}, ["'offload.nvme.gpudirect'", "'on'", '"auto"']),
+        ({"offload": {"nvme": {"path": "/x", "gpudirekt": True}}}, ["did you mean 'gpudirect'"]),
+        (
+            {"offload": {"nvme": {"path": "/x", "gpudirect": True}, "verify": True}},
+            ["'offload.nvme.gpudirect'", "checksums", 'allowed: "auto", False'],
+        ),
         ({"offload": {"verify": 1}}, ["'offload.verify'", "True, False"]),
         ({"offload": True, "rules": {"a": "offload:nvme"}}, ["'rules'", "nowhere to go", '{"nvme": "/scratch"}']),
         ({"rules": {"a": "offload:host"}}, ["'rules'", "nowhere to go", '{"host": True}']),

@@ -25,10 +25,14 @@ WINDOWS = (math.inf, 8.0, 2.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Tiers:
-    """Where values may go, fastest first.  min_bytes: smaller values stay, unless a rule sends them."""
+    """Where values may go, fastest first.  min_bytes: smaller values stay, unless a rule sends them.
+
+    notes: what the report says of the tiers.
+    """
 
     tiers: tuple[Tier, ...] = ()
     min_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     def named(self, name: str) -> Tier | None:
         return next((tier for tier in self.tiers if tier.name == name), None)

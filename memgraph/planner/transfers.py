@@ -25,7 +25,7 @@ class Tier:
     """A place for offloaded values.  out, back: bytes a second.  capacity: bytes, None for no limit.
 
     only_rules: only what a rule sends there goes there.  page, extra: a value takes whole pages (bytes) there, for
-    itself and so many bytes more.
+    itself and so many bytes more.  gpudirect: the way that out and back are figures of, which the runtime is told.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Tier:
     only_rules: bool = False
     page: int = 1
     extra: int = 0
+    gpudirect: bool = False
 
     def room(self, size: int) -> int:
         """Bytes that a value of `size` bytes takes."""

@@ -5,7 +5,17 @@ Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{sta
 
 from memgraph.runtime import ops, shards
 from memgraph.runtime.sanitizer import sanitized
-from memgraph.runtime.tiers import Reservation, Statistics, host_pool, prepare, release, room, scratch_file, statistics
+from memgraph.runtime.tiers import (
+    Reservation,
+    Statistics,
+    gpudirect_refusal,
+    host_pool,
+    prepare,
+    release,
+    room,
+    scratch_file,
+    statistics,
+)
 from memgraph.runtime.value import Layout, Settings, span
 
 __all__ = [
@@ -13,6 +23,7 @@ __all__ = [
     "Reservation",
     "Settings",
     "Statistics",
+    "gpudirect_refusal",
     "host_pool",
     "ops",
     "prepare",

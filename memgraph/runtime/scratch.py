@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from memgraph.errors import OffloadError
-from memgraph.runtime import sanitizer
+from memgraph.runtime import gpudirect, sanitizer
+from memgraph.runtime.gpudirect import GpuDirect, Opener
 from memgraph.runtime.host import Memory, Segment
 from memgraph.runtime.slots import PAGE, Slot, Slots, pages
 
@@ -27,21 +28,6 @@ _RETRIES = 8  # of a call that moved less than a page
 
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
-
-
-_MADV_HUGEPAGE = 14
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def advise_huge(memory: torch.Tensor) -> None:
-    """Ask for huge pages under fresh memory of the CPU: a read into small ones waits for each to be made.
-
-    Only advice: where the system does not take it, nothing changes.
-    """
-    start = -(-memory.data_ptr() // PAGE) * PAGE
-    size = (memory.data_ptr() + memory.nbytes - start) // PAGE * PAGE
-    if size > 0 and hasattr(_libc, "madvise"):
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_HUGEPAGE)
 
 
 class Calls:
@@ -80,7 +66,7 @@ class Scratch:
 
     Attributes:
         file: its descriptor, -1 while there is none. direct: whether the page cache is passed by; None without a file.
-        note: why it is not.
+        note: why it is not. gpudirect: the file, registered for GPUDirect. refusal: why it could not be.
         written, read: bytes moved so far.
     """
 
@@ -92,11 +78,15 @@ class Scratch:
         memory: Memory | None = None,
         threads: int = THREADS,
         block: int = BLOCK,
+        gds: Opener | None = None,
     ):
         self.folder, self.device, self.calls = folder, device, calls or Calls()
         self.threads, self.block = threads, block
         self.direct: bool | None = None
         self.note = ""
+        self.gpudirect: GpuDirect | None = None
+        self.refusal = ""
+        self._gds = gds or gpudirect.opener(device)
         self.written = self.read = 0
         self._memory = memory or Memory()
         self.file = -1
@@ -134,11 +124,14 @@ class Scratch:
         """A slot for `size` bytes; the file grows where none is free. Raises OffloadError."""
         with self._lock:
             self._open()
+            return self._take(size, limit)
+
+    def _take(self, size: int, limit: int | None = None) -> Slot:
+        slot = self.slots.take(size)
+        if slot is None:
+            self._grow(pages(size), limit)
             slot = self.slots.take(size)
-            if slot is None:
-                self._grow(pages(size), limit)
-                slot = self.slots.take(size)
-            return slot
+        return slot
 
     def _grow(self, size: int, limit: int | None) -> None:
         total = self.slots.total
@@ -168,6 +161,7 @@ class Scratch:
     def _open(self) -> None:
         if self.file >= 0:
             return
+        self.refusal = ""
         try:
             for _ in range(self.threads * 2 - self._ring.qsize()):
                 self._ring.put(Staging(Segment(self.block, self.device, self._memory, "staging buffer")))
@@ -205,7 +199,30 @@ class Scratch:
         with self.staging() as buffer:
             self.calls.pwrite(self.file, buffer.view[:PAGE], 0)
 
+    def register(self) -> bool:
+        """Whether the file is registered for GPUDirect: tried once for each file. `refusal` says why it is not.
+
+        Raises OffloadError where no file can be opened.
+        """
+        with self._lock:
+            self._open()
+            if self.gpudirect is None and not self.refusal:
+                try:
+                    self.gpudirect = self._registered()
+                except Exception as error:  # whatever it is, the bytes can go the other way
+                    self.refusal = gpudirect.why(error)
+            return self.gpudirect is not None
+
+    def _registered(self) -> GpuDirect:
+        if self._gds is None:
+            raise OSError(errno.ENOTSUP, gpudirect.ON_CPU)
+        if not self.direct:
+            raise OSError(errno.ENOTSUP, "the file system takes no O_DIRECT")
+        page = self._take(PAGE)
+        return gpudirect.attach(self.file, self.device, self._gds, page.start)
+
     def _shut(self) -> None:
+        self.gpudirect = None  # cuFile is told before the file goes
         if self.file >= 0:
             file, self.file = self.file, -1
             self.calls.close(file)
@@ -275,6 +292,18 @@ class Scratch:
         self._all(self.calls.pread, data, offset)
         with self._counts:
             self.read += len(data)
+
+    def store_direct(self, data: torch.Tensor, offset: int) -> None:
+        """Write whole pages of the device's memory by GPUDirect. Raises OSError."""
+        self.gpudirect.store(data, offset)
+        with self._counts:
+            self.written += data.nbytes
+
+    def load_direct(self, data: torch.Tensor, offset: int) -> None:
+        """Read whole pages to the device's memory by GPUDirect. Raises OSError."""
+        self.gpudirect.load(data, offset)
+        with self._counts:
+            self.read += data.nbytes
 
     def _error(self, reason: str) -> OffloadError:
         return OffloadError(reason, tier="nvme", path=self.folder)

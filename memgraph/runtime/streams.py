@@ -1,10 +1,11 @@
 """The copy streams of a device: one a direction. On the CPU there are none, and a copy is done when it returns.
 
-Compute and copies wait for each other by events alone; nothing here makes the host wait.
+Compute and copies wait for each other by events alone; only `join` makes a thread of the host wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ class Lane:
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
             return self.stream.record_event()
+
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Where calls take the device and the stream of the thread, those of this lane."""
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def protect(self, tensor: torch.Tensor) -> None:
         """Keep the bytes of a tensor that nobody will wait for from being used again before this lane is done."""
@@ -76,3 +81,9 @@ def wait(device: torch.device, event: Event) -> None:
     """Make the calling thread's compute stream wait for `event`."""
     if event is not None:
         torch.cuda.current_stream(device).wait_event(event)
+
+
+def join(event: Event) -> None:
+    """Make the calling thread itself wait for `event`."""
+    if event is not None:
+        event.synchronize()

@@ -12,6 +12,7 @@ import torch
 
 from memgraph.errors import OffloadError
 from memgraph.runtime import nvme
+from memgraph.runtime.gpudirect import Opener
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.nvme import NvmeTier
 from memgraph.runtime.scratch import Calls
@@ -32,8 +33,8 @@ class Statistics:
     Attributes:
         host_live, nvme_live: of values now. host_peak, nvme_peak: the most there were. host_pool: memory of the
         host pools. nvme_file: size of the scratch files. written, read: to and from the disk since the process
-        began. direct: whether the disk is used past the page cache; None without a scratch file. notes: what a
-        user should know, such as why it is not.
+        began. direct: whether the disk is used past the page cache; None without a scratch file. gpudirect: the
+        folders whose scratch file is registered for GPUDirect. notes: what a user should know, such as why one is not.
     """
 
     host_live: int
@@ -45,6 +46,7 @@ class Statistics:
     written: int
     read: int
     direct: bool | None
+    gpudirect: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -64,7 +66,7 @@ class Reservation:
 
 def room(size: int, tier: str, device: torch.device | str) -> int:
     """Bytes to reserve in a tier for a value of `size` bytes (first element to last, gaps included)."""
-    return nvme.room(size, exact(device)) if tier == "nvme" else pages(size)
+    return nvme.room(size, torch.device(device)) if tier == "nvme" else pages(size)
 
 
 def prepare(device: torch.device | str, options: str, host_bytes: int = 0, nvme_bytes: int = 0) -> Reservation:
@@ -84,6 +86,8 @@ def prepare(device: torch.device | str, options: str, host_bytes: int = 0, nvme_
             file = scratch_file(settings.folder, device)
             file.reserve(nvme_bytes, settings.limit)
             parts.append(functools.partial(file.release, nvme_bytes))
+            if settings.gpudirect and not settings.verify:
+                file.register()
     except BaseException:
         for part in parts:
             part()
@@ -110,8 +114,25 @@ def statistics(device: torch.device | str | None = None) -> Statistics:
         written=sum(file.written for file in files),
         read=sum(file.read for file in files),
         direct=all(opened) if opened else None,
-        notes=tuple(f"{file.folder}: {file.note}" for file in files if file.note),
+        gpudirect=tuple(file.folder for file in files if file.gpudirect is not None),
+        notes=tuple(f"{file.folder}: {note}" for file in files for note in _notes(file)),
     )
+
+
+def _notes(file: NvmeTier) -> tuple[str, ...]:
+    refused = f"staged: GPUDirect was refused: {file.refusal}"
+    return (file.note,) * bool(file.note) + (refused,) * bool(file.refusal)
+
+
+def gpudirect_refusal(folder: str, device: torch.device | str) -> str:
+    """Why GPUDirect does not reach the scratch file of `device` in `folder`, empty where it does: by trying it."""
+    file = scratch_file(folder, device)
+    try:
+        return "" if file.register() else file.refusal
+    except OffloadError as error:  # no scratch file can be opened: who needs one gets the error
+        return error.reason
+    finally:
+        file.trim()
 
 
 def release() -> None:
@@ -131,12 +152,14 @@ def host_pool(device: torch.device | str, memory: Memory | None = None) -> HostP
         return _pools[device]
 
 
-def scratch_file(folder: str, device: torch.device | str, calls: Calls | None = None) -> NvmeTier:
-    """The scratch file of `device` in `folder`. With `calls`, one that uses those takes its place from now on."""
+def scratch_file(
+    folder: str, device: torch.device | str, calls: Calls | None = None, gds: Opener | None = None
+) -> NvmeTier:
+    """The scratch file of `device` in `folder`. With `calls` or `gds`, one with those takes its place from now on."""
     if not folder:
         raise OffloadError("no scratch folder was given", tier="nvme")
     key = os.path.realpath(folder), exact(device)
     with _lock:
-        if calls is not None or key not in _files:
-            _files[key] = NvmeTier(*key, calls=calls)
+        if calls is not None or gds is not None or key not in _files:
+            _files[key] = NvmeTier(*key, calls=calls, gds=gds)
         return _files[key]

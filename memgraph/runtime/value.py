@@ -24,7 +24,8 @@ class Settings:
         folder: where the scratch file lies (tier nvme). limit: its most bytes. cap: the most bytes of the host
         pool. None sets no bound. verify: keep a checksum of each value and compare it. window: bytes that may be
         loaded early for the graph that ran before this one; 0 is off. graph: a name of the graph; values of
-        another graph, or a name that comes again, begin another run.
+        another graph, or a name that comes again, begin another run. gpudirect: past the memory of the host
+        (tier nvme), where the scratch file lets itself be registered for it and no checksum needs the bytes there.
     """
 
     folder: str = ""
@@ -33,6 +34,7 @@ class Settings:
     verify: bool = False
     window: int = 0
     graph: str = ""
+    gpudirect: bool = False
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
@@ -131,7 +133,8 @@ class Value:
     Attributes:
         name: the value's name in its graph. tier: "host" or "nvme". path: the scratch folder or "".
         slot: where the bytes lie, `shift` bytes into it. checksums: crc32 of each block, where they are
-        kept. written: opens when all bytes are in the tier, or failed to get there.
+        kept. written: opens when all bytes are in the tier, or failed to get there. gpudirect: whether its
+        whole pages move past the memory of the host.
     """
 
     def __init__(
@@ -145,9 +148,10 @@ class Value:
         verify: bool,
         blocks: int,
         shift: int = 0,
+        gpudirect: bool = False,
     ):
         self.name, self.tier, self.path, self.layout, self.slot, self.verify = name, tier, path, layout, slot, verify
-        self.shift = shift
+        self.shift, self.gpudirect = shift, gpudirect
         self.checksums: dict[int, int] = {}
         self.written = Latch(blocks)
         self._failure: tuple[str, BaseException | None] | None = None

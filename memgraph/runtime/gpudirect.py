@@ -1,0 +1,105 @@
+"""GPUDirect Storage: whole pages between a device's memory and the scratch file, past the memory of the host.
+
+`torch.cuda.gds` does it, by NVIDIA's cuFile. Its calls in torch 2.11 to 2.13 (docs/decisions/0009)
+
+    follow no stream        who calls has waited for the bytes, or for the last that used the memory
+    return when all moved   the memory is referred to until then, and nothing waits afterwards
+    hold the interpreter's lock meanwhile, raise RuntimeError, and do not compare the count of bytes
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from memgraph.runtime import streams
+from memgraph.runtime.slots import PAGE
+
+ON_CPU = "values on the CPU are written and read where they lie"
+
+
+class File(Protocol):
+    """What is used of a `torch.cuda.gds.GdsFile`; both move all bytes of the storage."""
+
+    def save_storage(self, storage: torch.UntypedStorage, offset: int) -> None: ...
+
+    def load_storage(self, storage: torch.UntypedStorage, offset: int) -> None: ...
+
+
+Opener = Callable[[str, int], File]  # of a path and the flags of os.open
+
+
+def gds_file(path: str, flags: int) -> File:
+    """Open and register a file with cuFile. Raises RuntimeError where this torch or this machine has none."""
+    from torch.cuda.gds import GdsFile
+
+    return GdsFile(path, flags)
+
+
+def opener(device: torch.device) -> Opener | None:
+    """How files are opened for values of `device`; None where their bytes are in the host's memory anyway."""
+    return gds_file if device.type == "cuda" else None
+
+
+class GpuDirect:
+    """A scratch file as cuFile knows it, for the memory of one device."""
+
+    def __init__(self, file: File, device: torch.device):
+        self._file, self._lanes = file, streams.lanes(device)
+
+    def store(self, data: torch.Tensor, offset: int) -> None:
+        """Write whole pages of the device's memory, which are there already. Raises OSError."""
+        self._move(self._file.save_storage, self._lanes.out, data, offset)
+
+    def load(self, data: torch.Tensor, offset: int) -> None:
+        """Read whole pages to memory of the device that nothing else uses any more. Raises OSError."""
+        self._move(self._file.load_storage, self._lanes.back, data, offset)
+
+    def _move(
+        self, call: Callable[[torch.UntypedStorage, int], None], lane: streams.Lane, data: torch.Tensor, offset: int
+    ) -> None:
+        try:
+            # A later torch may order the call on the thread's stream: it must not be the one that computes.
+            with lane.current():
+                call(_storage(data), offset)
+            return
+        except RuntimeError as error:
+            reason = _first_line(error)
+        # Not from within: the traceback of its cause would keep the frames, and the tensors in them.
+        raise OSError(errno.EIO, f"GPUDirect: {reason}")
+
+
+def attach(file: int, device: torch.device, make: Opener, page: int) -> GpuDirect:
+    """Register an open file, and see that a page at offset `page` comes back as it was written.
+
+    Raises what torch raises where it is refused, and OSError where the page does not come back.
+    """
+    # A file without a name has this one; cuFile gets a descriptor of its own.
+    attached = GpuDirect(make(f"/proc/self/fd/{file}", os.O_RDWR), device)
+    out = torch.arange(PAGE, device=device).remainder_(251).to(torch.uint8)  # no draw: it would shift the user's
+    back = torch.zeros_like(out)
+    streams.join(streams.mark(device))
+    attached.store(out, page)
+    attached.load(back, page)
+    if not torch.equal(out, back):
+        raise OSError(errno.EIO, "GPUDirect: a page did not come back as it was written")
+    return attached
+
+
+def why(error: BaseException) -> str:
+    """What a refusal says, without the C++ frames that torch may add."""
+    return (error.strerror if isinstance(error, OSError) else "") or _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _storage(data: torch.Tensor) -> Any:
+    """A storage of just these bytes, where they lie."""
+    start = data.storage_offset()  # of uint8: bytes
+    return data.untyped_storage()[start : start + data.nbytes]
