@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-# Of temporary values in float32, where factors are of a shorter type.
+# Of temporary values in float32, where factors on the CPU are of a shorter type.
 BLOCK = 16 << 20
 _library = torch.library.Library("memgraph", "FRAGMENT")
 
@@ -45,9 +45,12 @@ def shard_put(whole: torch.Tensor, part: torch.Tensor, dim: int, start: int) -> 
 
 
 def shard_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    if accumulator(left.dtype) == left.dtype:
+    wide = accumulator(left.dtype)
+    if wide == left.dtype:
         return torch.mm(left, right)
-    total = left.new_zeros((left.shape[0], right.shape[1]), dtype=accumulator(left.dtype))
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=wide)
+    total = left.new_zeros((left.shape[0], right.shape[1]), dtype=wide)
     shard_add_(total, left, right)
     return total
 
@@ -55,32 +58,26 @@ def shard_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def shard_add_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-        return
-    # A few rows of the sum at a time: at once, the product of a large head would take as much again as its gradient.
-    rows = _rows(left.shape, right.shape, left.is_cuda)
-    if not left.is_cuda:
-        right = right.to(total.dtype)
-    for part, factor in zip(total.split(rows), left.split(rows), strict=True):
-        if left.is_cuda:
-            part.add_(torch.mm(factor, right, out_dtype=total.dtype))
-        else:
+    elif left.is_cuda:  # cuBLAS multiplies in the factors' type and adds to the sum in its own
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        # A few rows of the sum at a time: the left factor of a large head is as large as its logits.
+        rows, right = _rows(left.shape), right.to(total.dtype)
+        for part, factor in zip(total.split(rows), left.split(rows), strict=True):
             part.addmm_(factor.to(total.dtype), right)
 
 
 def scratch(left: Sequence[int], right: Sequence[int], dtype: torch.dtype, cuda: bool) -> int:
     """Bytes that `shard_add_` holds beyond its arguments, for the shapes of its factors."""
     wide = accumulator(dtype)
-    if wide == dtype:
+    if wide == dtype or cuda:
         return 0
-    rows = min(_rows(left, right, cuda), left[0])
-    if cuda:
-        return rows * right[1] * wide.itemsize
-    return (rows * left[1] + right[0] * right[1]) * wide.itemsize
+    return (min(_rows(left), left[0]) * left[1] + right[0] * right[1]) * wide.itemsize
 
 
-def _rows(left: Sequence[int], right: Sequence[int], cuda: bool) -> int:
-    """Rows of a sum whose product (on CUDA) or left factor (on the CPU) in float32 takes at most BLOCK bytes."""
-    return max(1, BLOCK // (4 * (right[1] if cuda else left[1])))
+def _rows(left: Sequence[int]) -> int:
+    """Rows of a left factor that take at most BLOCK bytes in float32."""
+    return max(1, BLOCK // (4 * left[1]))
 
 
 def shard_add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

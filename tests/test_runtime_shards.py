@@ -1,0 +1,46 @@
+"""What puts shards together: sums of products in float32, on either device in the way that suits it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memgraph.measure import peak_above_start
+from memgraph.runtime import shards
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_GPU])]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def factors(dtype: torch.dtype, device: str, tokens: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    left, right = (torch.randn(tokens, width, generator=generator) for width in (300, 40))
+    return left.to(device, dtype).T, right.to(device, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_shards_add_up_in_float32(dtype, device, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK", 4 * 96 * 64)  # five blocks of rows on the CPU
+    one, other = factors(dtype, device), factors(dtype, device, tokens=80)
+    total = shards.shard_product(*one)
+    assert total.dtype == (dtype if dtype is torch.float64 else torch.float32)
+    before = total.clone()
+    functional = shards.shard_add(total, *other)
+    assert torch.equal(total, before)
+    shards.shard_add_(total, *other)
+    assert torch.equal(total, functional)
+    want = sum(left.double() @ right.double() for left, right in (one, other))
+    assert float((total - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_held_beside_is_known(dtype, device, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK", 4 * 96 * 64)
+    left, right = factors(dtype, device)
+    total = shards.shard_product(left, right)
+    shards.shard_add_(total, left, right)  # cuBLAS takes its workspace once
+    held = peak_above_start(lambda: shards.shard_add_(total, left, right), device)
+    assert held == shards.scratch(left.shape, right.shape, dtype, device == "cuda")
