@@ -9,7 +9,7 @@ import torch
 from models import Loss
 
 import memgraph
-from memgraph import BudgetError, OptionsError
+from memgraph import BudgetError, OptionsError, compat
 from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, first, more, most_shards
 
 # --- the search -------------------------------------------------------------------------------------------
@@ -122,6 +122,7 @@ def test_tiles_where_nothing_else_fits():
     assert "model.model.layers.0..1.mlp" in str(report)
 
 
+@pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
 def test_on_cuda_a_tiled_loss_is_no_slower_than_the_whole_one():
     """Its gradient is made once, in the forward; the sums in float32 cost traffic, and no slower products."""
     with torch.device("meta"):
