@@ -8,7 +8,7 @@ import math
 import torch
 from torch import fx
 
-from memgraph.facts import token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
+from memgraph.facts import token_parts, token_picks, token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.linear import linear
 from memgraph.facts.operators import family, short_name
@@ -146,7 +146,7 @@ class Growth:
         self.reached.add(node)
         self._mark_below(node)
         before = self.states.pop(node, None)
-        state = rule_of(node)(node, self)
+        state = rule_of(node)(node, self) if node not in self.graph.dead else WHOLE
         if before is not None and before != state:
             raise Mixed(node, "is read both by tokens and whole")
         self.states[node] = state
@@ -256,7 +256,7 @@ class Growth:
     # The result
 
     def _inputs(self) -> list[fx.Node]:
-        reads = {read for node in self.members for read in node.all_input_nodes} - self.members
+        reads = {read for node in self.members - self.graph.dead for read in node.all_input_nodes} - self.members
         return sorted(reads, key=self.graph.place.__getitem__)
 
     def _region(self) -> Region | None:

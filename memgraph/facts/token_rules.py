@@ -28,6 +28,35 @@ from memgraph.facts.token_states import (
 )
 
 
+@rule("fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask")
+def _fake_quantize(node: fx.Node, flow: Flow) -> State:
+    state = source(node, flow)
+    for read in tensors(node)[1:]:
+        flow.require(read, WHOLE, node)
+    if isinstance(state, Tokens) and argument(node, "axis") in state.dims:
+        raise Mixed(node, "has a scale for each token")
+    return state, state
+
+
+@rule("bucketize", "searchsorted")
+def _bucketize(node: fx.Node, flow: Flow) -> State:
+    """Each number among boundaries that are the same for all."""
+    values, boundaries = node.args[:2] if short_name(node.target) == "bucketize" else node.args[1::-1]
+    if len(shape_of(boundaries)) != 1 or argument(node, "sorter") is not None:
+        raise Mixed(node, "has boundaries for each row")
+    flow.require(boundaries, WHOLE, node)
+    return flow.known(values) or flow.guess(values, node)
+
+
+@rule("as_strided")
+def _as_strided(node: fx.Node, flow: Flow) -> State:
+    """As a view, where it is one of all entries in their order."""
+    old, new = node.args[0].meta["val"], node.meta["val"]
+    if not (old.is_contiguous() and new.is_contiguous() and old.numel() == new.numel()):
+        raise Mixed(node, "picks by strides")
+    return reshaped(node, source(node, flow), shape_of(node.args[0]), shape_of(node), flow.tokens)
+
+
 @rule(POINTWISE)
 def _pointwise(node: fx.Node, flow: Flow) -> State:
     out, reads = shape_of(node), tensors(node)
@@ -102,6 +131,11 @@ def _dims(given: object, rank: int) -> tuple[int, ...]:
     "logsumexp",
     "max",
     "min",
+    "aminmax",
+    "kthvalue",
+    "median",
+    "nanmedian",
+    "mode",
 )
 def _reduction(node: fx.Node, flow: Flow) -> State:
     state, shape = source(node, flow), shape_of(node.args[0])
@@ -113,15 +147,16 @@ def _reduction(node: fx.Node, flow: Flow) -> State:
     over = set(dims).intersection(state.dims)
     several = len(node.target._schema.returns)
     if over:
-        if short_name(node.target) == "sum" and over == set(state.dims) and not state.points:
+        if short_name(node.target) in ("sum", "mean") and over == set(state.dims) and not state.points:
             return SUM
         raise Mixed(node, "reduces over the tokens")
     kept = argument(node, "keepdim", False)
-    moved = state if kept else _without(state, dims)
+    moved = state if kept else without(state, dims)
     return moved if several == 1 else (moved,) * several
 
 
-def _without(state: Tokens, dims: Sequence[int]) -> Tokens:
+def without(state: Tokens, dims: Sequence[int]) -> Tokens:
+    """The state of a value that lacks some dimensions which are not the tokens'."""
     places = tuple(dim - sum(gone < dim for gone in dims) for dim in state.dims)
     return dataclasses.replace(state, dims=places)
 
@@ -136,6 +171,11 @@ def _without(state: Tokens, dims: Sequence[int]) -> Tokens:
     "flip",
     "rev",
     "cumprod",
+    "cummax",
+    "cummin",
+    "logcumsumexp",
+    "glu",
+    "glu_backward",
 )
 def _along(node: fx.Node, flow: Flow) -> State:
     states = settle(node, flow)
@@ -149,24 +189,6 @@ def _along(node: fx.Node, flow: Flow) -> State:
     if set(_dims(argument(node, "dim", argument(node, "dims", -1)), rank)).intersection(state.dims):
         raise Mixed(node, "runs along the tokens")
     return state if several == 1 else (state,) * several
-
-
-@rule("gather", "scatter", "scatter_add", "scatter_reduce")
-def _gather(node: fx.Node, flow: Flow) -> State:
-    reads = tensors(node)
-    state = next((known for read in reads if isinstance(known := flow.known(read), Tokens)), None)
-    if state is None:
-        states = settle(node, flow)
-        state = next((known for known in states if isinstance(known, Tokens)), WHOLE)
-    if not isinstance(state, Tokens):
-        return state
-    if node.args[1] % len(shape_of(node.args[0])) in state.dims:
-        raise Mixed(node, "picks along the tokens")
-    for read in reads:
-        if [shape_of(read)[dim] for dim in state.dims] != [shape_of(node)[dim] for dim in state.dims]:
-            raise Mixed(node, "picks for a part of the tokens")
-        flow.require(read, dataclasses.replace(state, points=""), node)
-    return state
 
 
 @rule("view", "_unsafe_view", "reshape")
@@ -240,7 +262,7 @@ def _squeeze(node: fx.Node, flow: Flow) -> State:
         raise Mixed(node, "drops the dimension of the tokens")
     if len(node.args) == 1 and len(shape_of(node)) != len(shape) - len(gone):
         raise Mixed(node, "drops dimensions that memgraph cannot tell")
-    return _without(state, gone)
+    return without(state, gone)
 
 
 @rule("expand")
@@ -254,46 +276,3 @@ def _expand(node: fx.Node, flow: Flow) -> State:
     if set(spread).intersection(dims):
         raise Mixed(node, "repeats a part of the tokens")
     return dataclasses.replace(state, dims=dims)
-
-
-@rule("slice", "select", "unbind", "split", "split_with_sizes", "slice_scatter", "select_scatter", "constant_pad_nd",
-      "slice_backward", "select_backward", "cat")  # fmt: skip
-def _part(node: fx.Node, flow: Flow) -> State:
-    """Operators along one dimension that is not the tokens'."""
-    name = short_name(node.target)
-    states = _settle_alike(node, flow)
-    state = next((known for known in states if isinstance(known, Tokens)), None)
-    outputs = len(node.meta["val"]) if isinstance(node.meta["val"], list | tuple) else 0
-    if state is None:
-        if SUM in states:
-            raise Mixed(node, "needs the sum over all tokens")
-        found = ROUTING if ROUTING in states else WHOLE
-        return (found,) * outputs if outputs else found
-    rank = len(shape_of(tensors(node)[0]))
-    if name == "constant_pad_nd":
-        padded = [rank - 1 - n // 2 for n, size in enumerate(node.args[1]) if size]
-    else:
-        padded = [argument(node, "dim", 0) % len(shape_of(node) if "backward" in name else shape_of(tensors(node)[0]))]
-    if name == "select_backward":
-        moved = tuple(dim + (dim >= padded[0]) for dim in state.dims)
-        return dataclasses.replace(state, dims=moved)
-    if name == "select_scatter":
-        raise Mixed(node, "has no rule for how tokens pass through it")
-    if set(padded).intersection(state.dims):
-        raise Mixed(node, "takes, joins or pads a part of the tokens")
-    if name in ("select", "unbind"):
-        state = _without(state, padded)
-    return (state,) * outputs if outputs else state
-
-
-def _settle_alike(node: fx.Node, flow: Flow) -> list[State]:
-    reads = tensors(node)
-    state = next((known for read in reads if isinstance(known := flow.known(read), Tokens)), None)
-    if state is None:
-        return settle(node, flow)
-    for read in reads:
-        if flow.known(read) is None:
-            flow.require(read, dataclasses.replace(state, points=""), node)
-        elif flow.known(read) != state:
-            raise Mixed(node, "joins values with and without tokens")
-    return [state]

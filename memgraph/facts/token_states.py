@@ -131,6 +131,11 @@ def argument(node: fx.Node, name: str, default: Any = None) -> Any:
     return default
 
 
+def counts_from_zero(node: fx.Node) -> bool:
+    """Whether an operator of LENGTHS gives 0, 1, 2, ..."""
+    return len(node.args) == 1 and node.kwargs.get("start", 0) == 0 and node.kwargs.get("step", 1) == 1
+
+
 def normal(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
     """The dimensions without those of size 1, as long as one is left."""
     kept = tuple(dim for dim in dims if shape[dim] != 1)
