@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
@@ -18,6 +18,7 @@ from memgraph.facts.token_states import (
     Mixed,
     State,
     Tokens,
+    apart,
     argument,
     normal,
     rule,
@@ -201,11 +202,9 @@ def reshaped(node: fx.Node, state: State, old: Sequence[int], new: Sequence[int]
     """Where the tokens are after a view.  Raises Mixed where they are no longer by themselves."""
     if not isinstance(state, Tokens):
         return state
-    first, last = state.dims[0], state.dims[-1]
-    if [dim for dim in range(first, last + 1) if old[dim] != 1] != list(normal(old, state.dims)) and len(
-        state.dims
-    ) > 1:
-        raise Mixed(node, "merges tokens that do not lie side by side")
+    if apart(state, old):
+        return _reshaped_apart(node, state, old, new)
+    first = state.dims[0]
     before = math.prod(old[:first])
     start, product = 0, 1
     while product < before and start < len(new):
@@ -222,6 +221,33 @@ def reshaped(node: fx.Node, state: State, old: Sequence[int], new: Sequence[int]
         if tokens % product:
             break
     raise Mixed(node, "merges the tokens with what is after them")
+
+
+def _reshaped_apart(node: fx.Node, state: Tokens, old: Sequence[int], new: Sequence[int]) -> State:
+    """The same, where other dimensions lie between those of the tokens: each has to stay by itself."""
+    dims: list[int] = []
+    for before, after in _blocks(old, new):
+        if not set(before).intersection(state.dims):
+            continue
+        parts = [dim for dim in after if new[dim] != 1]
+        if {dim for dim in before if old[dim] != 1} - set(state.dims) or len(parts) > 1 and state.factor > 1:
+            raise Mixed(node, "merges tokens that do not lie side by side")
+        dims += parts
+    return dataclasses.replace(state, dims=tuple(dims))
+
+
+def _blocks(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """The shortest runs of dimensions of two shapes that hold the same entries, in order."""
+    i = j = 0
+    while i < len(old) and j < len(new):
+        first, other, one, two = i, j, old[i], new[j]
+        i, j = i + 1, j + 1
+        while one != two:
+            if one < two:
+                one, i = one * old[i], i + 1
+            else:
+                two, j = two * new[j], j + 1
+        yield range(first, i), range(other, j)
 
 
 @rule("permute", "transpose", "t")

@@ -142,6 +142,11 @@ def normal(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
     return kept or tuple(dims[-1:])
 
 
+def apart(state: Tokens, shape: Sequence[int]) -> bool:
+    """Whether other dimensions lie between those of the tokens."""
+    return any(shape[dim] != 1 and dim not in state.dims for dim in range(state.dims[0], state.dims[-1]))
+
+
 def tensors(node: fx.Node) -> list[fx.Node]:
     return [read for read in node.all_input_nodes if is_tensor(read)]
 
