@@ -92,6 +92,10 @@ def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
     """A value with its tokens along one dimension."""
     if not isinstance(state, Tokens) or len(state.dims) == 1:
         return node
+    if state.spread:
+        sizes = dict(zip(state.dims, state.spread, strict=True))
+        shape = [sizes.get(dim, size) for dim, size in enumerate(shape_of(node))]
+        node = call(graph, mode, aten.expand.default, node, shape)
     if apart(state, shape_of(node)):
         order = _side_by_side(state, len(shape_of(node)))
         node = call(graph, mode, aten.permute.default, node, order)

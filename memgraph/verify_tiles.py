@@ -16,7 +16,7 @@ from torch import fx
 
 from memgraph import compat
 from memgraph.bodies import build_body
-from memgraph.facts.token_states import Tokens
+from memgraph.facts.token_states import State, Tokens
 from memgraph.facts.tokens import Region
 from memgraph.numbering import Numbered, Run
 from memgraph.passes.tile import call_names, sides, unit_name
@@ -151,7 +151,7 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
     if any(value.is_cuda for value in values) and not torch.cuda.is_available():
         return
     mode = compat.fake_mode_of(values)
-    small = dataclasses.replace(region, tokens=ROWS)
+    small = dataclasses.replace(region, tokens=ROWS, states=_no_spread(region.states))
     with compat.propagating(mode):
         fakes = {name: _small(value, region, name) for name, value in zip(inputs, values, strict=True)}
     whole = build_body(nodes, region, names, fakes, outputs, ROWS, mode, split=False)
@@ -170,6 +170,14 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
             if region.tangent and name in backward:
                 other = other * 0.5
             _same(region, name, one, other)
+
+
+def _no_spread(states: Mapping[str, State]) -> dict[str, State]:
+    """The states on small data, which is made with a number for each token."""
+    return {
+        name: dataclasses.replace(state, spread=()) if isinstance(state, Tokens) else state
+        for name, state in states.items()
+    }
 
 
 def _same(region: Region, name: str, want: torch.Tensor, got: torch.Tensor) -> None:

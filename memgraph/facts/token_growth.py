@@ -32,6 +32,8 @@ from memgraph.facts.token_states import (
 WORTH = 2.0
 # An input this many times thinner than a token's row stays an input, however it is made.
 THIN = 8
+# What lies between a loss and its gradient is fewer operators than this; between an MLP and its gradient is the model.
+BETWEEN = 256
 
 
 class Growth:
@@ -102,9 +104,15 @@ class Growth:
         self._drain()
         while self._absorb():
             self._drain()
+        for node in sorted(self.members, key=self.graph.place.__getitem__):
+            self._follow_view(node)
+        self._tighten()
+        self._bridge()
+        return self._region()
+
+    def _tighten(self) -> None:
         while any([self._narrow(node) for node in self._inputs()]):
             self._drain()
-        return self._region()
 
     def _narrow(self, node: fx.Node) -> bool:
         """Move the border above an input, where what is read there instead takes fewer bytes or is no view."""
@@ -147,12 +155,22 @@ class Growth:
         self._mark_below(node)
         before = self.states.pop(node, None)
         state = rule_of(node)(node, self) if node not in self.graph.dead else WHOLE
+        self._refuse_spread(node, state)
         if before is not None and before != state:
             raise Mixed(node, "is read both by tokens and whole")
         self.states[node] = state
         if self._spreads(node, state):
             for user in node.users:
                 heapq.heappush(self.queue, (self.graph.place[user], user))
+
+    def _refuse_spread(self, node: fx.Node, state: State) -> None:
+        """What is the same for some tokens meets in its reader what has its own for each of them."""
+        for read in node.all_input_nodes:
+            known = self.states.get(read)
+            if isinstance(known, Tokens) and known.spread:
+                dims = state.dims if isinstance(state, Tokens) else ()
+                if family(node.target) != "pointwise" or tuple(shape_of(node)[dim] for dim in dims) != known.spread:
+                    raise Mixed(node, f"reads {read.name}, which is not each token's own")
 
     def _spreads(self, node: fx.Node, state: State) -> bool:
         """Whether all that reads a value belongs to the region as well."""
@@ -193,7 +211,7 @@ class Growth:
             self.states[node] = state
             return state
         must = self._after_members(node) or (isinstance(state, Tokens) and not state.crosses)
-        kept = dict(self.states), set(self.members), tuple(map(set, self.below)), list(self.queue)
+        kept = self._snapshot()
         self.asked[node] = state
         try:
             if (found := self.pull(node)) != state:
@@ -202,8 +220,15 @@ class Growth:
         except Mixed:
             if must:
                 raise
-            self.states, self.members, self.below, self.queue = kept
+            self._restore(kept)
             return None
+
+    def _snapshot(self) -> tuple:
+        below = set(self.below[0]), set(self.below[1])
+        return dict(self.states), set(self.members), set(self.spared), below, list(self.queue)
+
+    def _restore(self, kept: tuple) -> None:
+        self.states, self.members, self.spared, self.below, self.queue = kept
 
     def _side(self, node: fx.Node) -> int:
         return int(node in self.graph.backward)
@@ -239,6 +264,61 @@ class Growth:
             return True
         return False
 
+    def _follow_view(self, node: fx.Node) -> None:
+        """Take in what reads a view that is a part of what it views: as an output it would hold all of that."""
+        value = node.meta.get("val")
+        part = isinstance(value, torch.Tensor) and not value.is_contiguous() and self._crosses(node)
+        readers = [user for user in node.users if user not in self.members]
+        if not part or family(node.target) not in ("view", "getitem") or self._spared(node):
+            return
+        kept = self._snapshot()
+        try:
+            for user in readers:
+                if user not in self.members:
+                    self._add(user)
+            self._drain()
+        except Mixed:
+            self._restore(kept)
+
+    def _bridge(self) -> None:
+        """Take in what lies between the forward and the backward, where that makes one tile of both."""
+        if not (between := self._between()):
+            return
+        kept = self._snapshot()
+        try:
+            while any([self._take(node) for node in self._inputs() if node in between]):
+                self._drain()
+            self._tighten()
+            if not self._one_tangent()[0]:
+                self._restore(kept)
+        except Mixed:
+            self._restore(kept)
+
+    def _take(self, node: fx.Node) -> bool:
+        self.pull(node)
+        return True
+
+    def _between(self) -> set[fx.Node]:
+        """What the backward's inputs are made of that depends on the region's forward, where that is little."""
+        computed, backward = self._computed(), self.graph.backward
+        pending = [node for node in self._inputs() if node in backward]
+        found: set[fx.Node] = set()
+        while pending and len(found) < BETWEEN:
+            node = pending.pop()
+            if node not in found and node.op == "call_function":
+                if short_name(node.target) in PRODUCTS:
+                    return set()  # not a loss, but what another region is for
+                found.add(node)
+                reads = [read for read in node.all_input_nodes if read not in self.members]
+                pending += [read for read in reads if read in backward or read in computed]
+        if pending:
+            return set()
+        after: set[fx.Node] = set()
+        for node in sorted(found, key=self.graph.place.__getitem__):
+            if not (computed | after).isdisjoint((node, *node.all_input_nodes)):
+                after.add(node)
+        return after
+
     def _thin_view(self, user: fx.Node, node: fx.Node) -> bool:
         return (
             user not in self.members
@@ -261,9 +341,8 @@ class Growth:
 
     def _region(self) -> Region | None:
         members = sorted(self.members, key=self.graph.place.__getitem__)
-        spared = {node for node in members if node in self.spared or self.states[node] == WHOLE}
         outputs = [
-            node for node in members if node not in spared and any(user not in self.members for user in node.users)
+            node for node in members if not self._spared(node) and any(user not in self.members for user in node.users)
         ]
         for node in outputs:
             state = self.states[node]
@@ -302,12 +381,26 @@ class Growth:
             chain=chain,
         )
 
+    def _computed(self) -> set[fx.Node]:
+        """What the region's forward computes, and what depends on that; not what is computed outside as well."""
+        found = {node for node in self.members if not self._spared(node)} - self.graph.backward
+        pending = list(found)
+        while pending:
+            new = set(pending.pop().users) - found - self.graph.backward
+            found |= new
+            pending += new
+        return found
+
+    def _spared(self, node: fx.Node) -> bool:
+        return node in self.spared or self.states[node] == WHOLE
+
     def _one_tangent(self) -> tuple[str, tuple[str, ...]]:
         """The scalar tangent that is all that the region's backward depends on, and the way from it; "" for none."""
         backward = self.graph.backward
         pending = [node for node in self._inputs() if node in backward]
         chain: set[fx.Node] = set()
         tangents: set[fx.Node] = set()
+        computed = self._computed()
         while pending:
             node = pending.pop()
             if node in chain:
@@ -317,13 +410,13 @@ class Growth:
                 continue
             chain.add(node)
             for read in node.all_input_nodes:
-                if read in self.members or read in self.below[0]:
+                if read in computed:
                     return "", ()  # the gradient needs something of all tokens' forward
                 if read in backward:
                     pending.append(read)
         if len(tangents) != 1 or shape_of(tangent := tangents.pop()) != ():
             return "", ()
-        dependent = chain | {tangent} | (self.members & backward)
+        dependent = chain | {tangent} | (self.members & backward) - self.graph.dead
         if not all(linear(node, dependent) for node in dependent - {tangent}):
             return "", ()  # clipped on the way, say: not the gradient for a tangent of 1, scaled
         order = sorted(chain, key=self.graph.place.__getitem__)

@@ -10,6 +10,7 @@ from torch import fx
 
 from memgraph.facts.operators import short_name
 from memgraph.facts.token_states import (
+    MAKERS,
     POINTWISE,
     ROUTING,
     SUM,
@@ -71,7 +72,10 @@ def _pointwise(node: fx.Node, flow: Flow) -> State:
                 states[read] = flow.require(read, mine, node)
                 break
     if not any(isinstance(state, Tokens) for state in states.values()):
-        states = {read: state or flow.guess(read, node) for read, state in states.items()}
+        for read in sorted(reads, key=lambda read: -math.prod(shape_of(read))):  # the others are as the longest says
+            states[read] = states[read] or flow.guess(read, node)
+            if isinstance(states[read], Tokens):
+                break
     if SUM in states.values():
         raise Mixed(node, "needs the sum over all tokens")
     found = [(read, state) for read, state in states.items() if isinstance(state, Tokens)]
@@ -94,13 +98,24 @@ def _pointwise(node: fx.Node, flow: Flow) -> State:
             known = states[read]
             flow.require(read, mine if known is None else known, node)
         else:
-            raise Mixed(node, f"repeats {read.name} along a part of the tokens")
+            flow.require(read, _spread(node, read, dims, state), node)
     return Tokens(dims, state.factor, state.order, points)
+
+
+def _spread(node: fx.Node, read: fx.Node, dims: Sequence[int], state: Tokens) -> Tokens:
+    """The state of a number for each sequence, or for each position, that meets tokens."""
+    out, shape = shape_of(node), shape_of(read)
+    shift = len(out) - len(shape)
+    mine = tuple(dim - shift for dim in dims)
+    several = any(size != 1 for dim, size in enumerate(shape) if dim not in mine)
+    if min(mine) < 0 or several or not state.crosses or short_name(read.target) in MAKERS:
+        raise Mixed(node, f"repeats {read.name} along a part of the tokens")
+    return Tokens(mine, state.factor, spread=tuple(out[dim] for dim in dims))
 
 
 def _aligned(read: fx.Node, state: Tokens, rank: int) -> tuple[tuple[int, ...], Tokens]:
     shift = rank - len(shape_of(read))
-    return tuple(dim + shift for dim in state.dims), dataclasses.replace(state, points="")
+    return tuple(dim + shift for dim in state.dims), dataclasses.replace(state, points="", spread=())
 
 
 @rule("getitem")

@@ -32,12 +32,14 @@ class Tokens:
     dims: the dimensions that the tokens run along, row-major, those of size 1 left out. factor: entries a token.
     order: "tokens", or "routed" where a sort has put the rows of a shard into another order (experts).
     points: for integers that are positions of rows, the order that they point into; "" for everything else.
+    spread: of an input that is the same along some of these dimensions, but not all: their sizes in what reads it.
     """
 
     dims: tuple[int, ...]
     factor: int = 1
     order: str = "tokens"
     points: str = ""
+    spread: tuple[int, ...] = ()
 
     @property
     def crosses(self) -> bool:
