@@ -104,8 +104,11 @@ class Growth:
         self._drain()
         while self._absorb():
             self._drain()
-        for node in sorted(self.members, key=self.graph.place.__getitem__):
-            self._follow_view(node)
+        tried: set[fx.Node] = set()
+        while fresh := self.members - tried:
+            for node in sorted(fresh, key=self.graph.place.__getitem__):
+                self._follow_view(node)
+            tried |= fresh
         self._tighten()
         self._bridge()
         return self._region()
