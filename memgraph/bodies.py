@@ -86,10 +86,13 @@ def build_body(
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: new[read])
         state = region.states[name]
         args = _resized(node, list(args), state, rows)
-        if split and state == SUM and short_name(node.target) == "mean":
-            made = _share(graph, mode, node, args, kwargs)
-        else:
-            made = call(graph, mode, node.target, *args, name=name, **kwargs)
+        try:
+            if split and state == SUM and short_name(node.target) == "mean":
+                made = _share(graph, mode, node, args, kwargs)
+            else:
+                made = call(graph, mode, node.target, *args, name=name, **kwargs)
+        except Exception as error:  # whatever an operator raises on arguments that do not fit
+            raise Mixed(node, f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}") from error
         new[node] = made
         value = made.meta["val"]
         sliced = isinstance(state, Tokens) and isinstance(value, torch.Tensor)

@@ -160,16 +160,21 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
     with compat.really(), torch.no_grad():
         data = _data(list(fakes.values()))
         scale = [0.5 if name in (region.tangent, *region.chain) else 1 for name in inputs]
-        want = fx.Interpreter(whole.module).run(
-            *[item * by if by != 1 else item for item, by in zip(data, scale, strict=True)]
-        )
-        got = fx.Interpreter(tiled).run(*data)
+        scaled = [item * by if by != 1 else item for item, by in zip(data, scale, strict=True)]
+        try:
+            want, got = fx.Interpreter(whole.module).run(*scaled), fx.Interpreter(tiled).run(*data)
+        except Exception as error:  # whatever an operator raises on data that does not fit
+            raise TileError(region, f"it does not run on {ROWS} tokens: {_first_line(error)}") from error
         backward = set(region.backward)
         for place, name in enumerate(outputs):
             one, other = want[whole.values[name]], got[place]
             if region.tangent and name in backward:
                 other = other * 0.5
             _same(region, name, one, other)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _no_spread(states: Mapping[str, State]) -> dict[str, State]:
