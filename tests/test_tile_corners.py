@@ -151,3 +151,9 @@ def test_rows_that_are_not_counted_from_0():
 
     joint = joint_of(loss(shifted), floats(), labels())
     assert joint.regions == () and joint.refused
+
+
+# the numbers of positions were made anew in each shard, from 0; the trial noticed and refused the tile
+def test_numbers_of_positions_in_narrow_rows():
+    module = mlp(lambda m, h: h.sin() * torch.arange(7)[None, :, None])
+    assert joint_of(module, floats(1, 7, WIDTH)).error(2) < 1e-12

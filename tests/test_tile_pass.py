@@ -279,6 +279,13 @@ def _preferred(z, y, old):
     return -F.logsigmoid(0.1 * (better - worse))
 
 
+def _padded(z, y):
+    """Words that are only there to fill up the vocabulary."""
+    z = z.clone()
+    z[..., 20:] = -1e9
+    return cross_entropy(z, y.clamp(max=19))
+
+
 def _more_words(m, x, y):
     return cross_entropy(torch.cat([m.head(x), m.other(x)], -1), y)
 
@@ -317,6 +324,7 @@ LOSSES = {
     "clipped ratio": (CLIPPED, X, Y, OLD, ADVANTAGE.double(), OLD.abs() % 1),
     "preferred": (PREFERRED, X, Y, OLD),
     "temperature of a sequence": (loss(lambda z, y: cross_entropy(z / ADVANTAGE.abs()[:, None, None], y)), X, Y),
+    "filled-up vocabulary": (loss(_padded), X, Y),
     "more words": (Of(_more_words, head=linear(WIDTH, WORDS), other=linear(WIDTH, 8)), X, Y),
 }
 

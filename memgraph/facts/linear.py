@@ -50,7 +50,7 @@ def linear(node: fx.Node, dependent: Collection[fx.Node]) -> bool:
     if name == "glu_backward":
         return moving == [node.args[0]]
     if name == "copy":
-        return node.args[1] in dependent
+        return node.args[1] in dependent or _zero(node.args[1])
     if name == "grouped_mm_fallback_backward":
         return moving == [node.args[3]]
     if name in _SCATTERS:

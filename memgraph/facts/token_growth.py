@@ -135,6 +135,8 @@ class Growth:
                     self.require(read, WHOLE, node)
         elif kind != "pointwise" or not isinstance(state, Tokens) or self._drawn(node):
             return False
+        elif short_name(node.target) in LENGTHS:
+            return False  # a shard would count from 0
         else:
             size = logical_bytes(node.meta["val"])
             above = sum(_held_bytes(read) for read in node.all_input_nodes if read not in self.members)
