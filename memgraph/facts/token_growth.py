@@ -10,9 +10,9 @@ from torch import fx
 
 from memgraph.facts import token_parts, token_picks, token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
 from memgraph.facts.costs import logical_bytes
-from memgraph.facts.linear import linear
 from memgraph.facts.operators import family, short_name
 from memgraph.facts.token_graph import PRODUCTS, Region, TokenGraph, common_path, sorted_within
+from memgraph.facts.token_loss import computed, one_tangent, thin_between
 from memgraph.facts.token_states import (
     LENGTHS,
     MAKERS,
@@ -32,8 +32,6 @@ from memgraph.facts.token_states import (
 WORTH = 2.0
 # An input this many times thinner than a token's row stays an input, however it is made.
 THIN = 8
-# What lies between a loss and its gradient is fewer operators than this; between an MLP and its gradient is the model.
-BETWEEN = 256
 
 
 class Growth:
@@ -287,7 +285,8 @@ class Growth:
 
     def _bridge(self) -> None:
         """Take in what lies between the forward and the backward, where that makes one tile of both."""
-        if not (between := self._between()):
+        between = thin_between(self.graph, self.members, self._inputs(), self._computed())
+        if not between:
             return
         kept = self._snapshot()
         try:
@@ -302,27 +301,6 @@ class Growth:
     def _take(self, node: fx.Node) -> bool:
         self.pull(node)
         return True
-
-    def _between(self) -> set[fx.Node]:
-        """What the backward's inputs are made of that depends on the region's forward, where that is little."""
-        computed, backward = self._computed(), self.graph.backward
-        pending = [node for node in self._inputs() if node in backward]
-        found: set[fx.Node] = set()
-        while pending and len(found) < BETWEEN:
-            node = pending.pop()
-            if node not in found and node.op == "call_function":
-                if short_name(node.target) in PRODUCTS:
-                    return set()  # not a loss, but what another region is for
-                found.add(node)
-                reads = [read for read in node.all_input_nodes if read not in self.members]
-                pending += [read for read in reads if read in backward or read in computed]
-        if pending:
-            return set()
-        after: set[fx.Node] = set()
-        for node in sorted(found, key=self.graph.place.__getitem__):
-            if not (computed | after).isdisjoint((node, *node.all_input_nodes)):
-                after.add(node)
-        return after
 
     def _thin_view(self, user: fx.Node, node: fx.Node) -> bool:
         return (
@@ -386,46 +364,14 @@ class Growth:
             chain=chain,
         )
 
-    def _computed(self) -> set[fx.Node]:
-        """What the region's forward computes, and what depends on that; not what is computed outside as well."""
-        found = {node for node in self.members if not self._spared(node)} - self.graph.backward
-        pending = list(found)
-        while pending:
-            new = set(pending.pop().users) - found - self.graph.backward
-            found |= new
-            pending += new
-        return found
-
     def _spared(self, node: fx.Node) -> bool:
         return node in self.spared or self.states[node] == WHOLE
 
     def _one_tangent(self) -> tuple[str, tuple[str, ...]]:
-        """The scalar tangent that is all that the region's backward depends on, and the way from it; "" for none."""
-        backward = self.graph.backward
-        pending = [node for node in self._inputs() if node in backward]
-        chain: set[fx.Node] = set()
-        tangents: set[fx.Node] = set()
-        computed = self._computed()
-        while pending:
-            node = pending.pop()
-            if node in chain:
-                continue
-            if node.op == "placeholder":
-                tangents.add(node)
-                continue
-            chain.add(node)
-            for read in node.all_input_nodes:
-                if read in computed:
-                    return "", ()  # the gradient needs something of all tokens' forward
-                if read in backward:
-                    pending.append(read)
-        if len(tangents) != 1 or shape_of(tangent := tangents.pop()) != ():
-            return "", ()
-        dependent = chain | {tangent} | (self.members & backward) - self.graph.dead
-        if not all(linear(node, dependent) for node in dependent - {tangent}):
-            return "", ()  # clipped on the way, say: not the gradient for a tangent of 1, scaled
-        order = sorted(chain, key=self.graph.place.__getitem__)
-        return tangent.name, tuple(node.name for node in order)
+        return one_tangent(self.graph, self.members, self._inputs(), self._computed())
+
+    def _computed(self) -> set[fx.Node]:
+        return computed(self.graph, {node for node in self.members if not self._spared(node)})
 
 
 def _held_bytes(node: fx.Node) -> int:
