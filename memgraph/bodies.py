@@ -17,8 +17,11 @@ from torch import fx
 
 from memgraph import compat
 from memgraph.facts.operators import family, short_name
-from memgraph.facts.token_states import LENGTHS, SIZED, SUM, Mixed, State, Tokens, shape_of
+from memgraph.facts.token_states import LENGTHS, SIZED, SUM, Mixed, State, Tokens, counts_from_zero, shape_of
 from memgraph.facts.tokens import Region
+from memgraph.runtime.shards import accumulator
+
+aten = torch.ops.aten
 
 
 @dataclasses.dataclass
@@ -69,7 +72,7 @@ def build_body(
     """The body for a shard of `rows` tokens.
 
     names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.
-    split: leave products that sum over tokens to the caller.
+    split: it is for a shard: leave products that sum over tokens to the caller, and give shares of means over tokens.
     Raises Mixed where a value does not come out in the shape that the flow of tokens says.
     """
     graph = fx.Graph()
@@ -83,7 +86,14 @@ def build_body(
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: new[read])
         state = region.states[name]
         args = _resized(node, list(args), state, rows)
-        new[node] = made = call(graph, mode, node.target, *args, name=name, **kwargs)
+        try:
+            if split and state == SUM and short_name(node.target) == "mean":
+                made = _share(graph, mode, node, args, kwargs)
+            else:
+                made = call(graph, mode, node.target, *args, name=name, **kwargs)
+        except Exception as error:  # whatever an operator raises on arguments that do not fit
+            raise Mixed(node, f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}") from error
+        new[node] = made
         value = made.meta["val"]
         sliced = isinstance(state, Tokens) and isinstance(value, torch.Tensor)
         if sliced and list(value.shape) != shard_shape(shape_of(node), state, rows):
@@ -109,6 +119,14 @@ def build_body(
     return Body(fx.GraphModule({}, graph), placeholders, tuple(exposed), values, products)
 
 
+def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Node:
+    """What a shard adds to a mean over all tokens."""
+    target = aten.sum.dim_IntList if len(args) > 1 else aten.sum.default
+    total = call(graph, mode, target, *args, **kwargs | {"dtype": accumulator(node.meta["val"].dtype)})
+    count = math.prod(shape_of(node.args[0])) // math.prod(shape_of(node))
+    return call(graph, mode, aten.div.Tensor, total, count, name=node.name)
+
+
 def view_base(node: fx.Node) -> fx.Node:
     """What a value is a view of, through any number of views."""
     while node.op == "call_function" and family(node.target) == "view":
@@ -122,9 +140,14 @@ def _resized(node: fx.Node, args: list[Any], state: State, rows: int) -> list[An
     if not isinstance(state, Tokens):
         return args
     if name in LENGTHS:
-        if len(args) != 1:
+        if not counts_from_zero(node):
             raise Mixed(node, "does not count from 0")
         return [rows * state.factor]
+    if name == "as_strided":
+        if not args[0].meta["val"].is_contiguous():
+            raise Mixed(node, "picks by strides")
+        args[1] = shard_shape(shape_of(node), state, rows)
+        args[2] = torch.empty(args[1], device="meta").stride()
     if name in SIZED:
         args[SIZED[name]] = shard_shape(shape_of(node), state, rows)
     return args

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
 from memgraph.bodies import Body, build_body, call, shard_shape, sizes
 from memgraph.called_graph import CalledGraph
-from memgraph.facts.token_states import SUM, Mixed, Tokens, shape_of
+from memgraph.facts.token_states import SUM, Mixed, Tokens, apart, shape_of
 from memgraph.facts.tokens import Region
 from memgraph.runtime.shards import accumulator
 
@@ -82,7 +83,7 @@ def build_tile(
                 part = found[body.exposed[body.values[name]]]
                 gathered[name] = _gather(graph, mode, before, part, nodes[name], region, name, start)
         start += rows
-    results = [_finish(graph, mode, gathered[name], nodes[name]) for name in outputs]
+    results = [_finish(graph, mode, gathered[name], nodes[name], region.states[name]) for name in outputs]
     graph.output(tuple(results))
     return CalledGraph(root, graph)
 
@@ -91,12 +92,31 @@ def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
     """A value with its tokens along one dimension."""
     if not isinstance(state, Tokens) or len(state.dims) == 1:
         return node
+    if state.spread:
+        sizes = dict(zip(state.dims, state.spread, strict=True))
+        shape = [sizes.get(dim, size) for dim, size in enumerate(shape_of(node))]
+        node = call(graph, mode, aten.expand.default, node, shape)
+    if apart(state, shape_of(node)):
+        order = _side_by_side(state, len(shape_of(node)))
+        node = call(graph, mode, aten.permute.default, node, order)
+        state = dataclasses.replace(state, dims=tuple(order.index(dim) for dim in state.dims))
     shape = list(shape_of(node))
     first, last = state.dims[0], state.dims[-1]
     merged = [*shape[:first], -1, *shape[last + 1 :]]
     if not _viewable(node.meta["val"], first, last):
         node = call(graph, mode, aten.clone.default, node, memory_format=torch.contiguous_format)
     return call(graph, mode, aten.view.default, node, merged)
+
+
+def _side_by_side(state: Tokens, rank: int) -> list[int]:
+    """An order of the dimensions in which those of the tokens follow one another, up to where the last of them is."""
+    last = state.dims[-1]
+    return [*(dim for dim in range(last) if dim not in state.dims), *state.dims, *range(last + 1, rank)]
+
+
+def _dim(state: Tokens, shape: Sequence[int]) -> int:
+    """Where the one dimension of the tokens is in what `_flat` gives."""
+    return state.dims[-1] - len(state.dims) + 1 if apart(state, shape) else state.dims[0]
 
 
 def _viewable(value: torch.Tensor, first: int, last: int) -> bool:
@@ -109,7 +129,7 @@ def _viewable(value: torch.Tensor, first: int, last: int) -> bool:
 def _slice(graph: fx.Graph, mode: Any, flat: fx.Node, whole: fx.Node, state: Any, start: int, rows: int) -> fx.Node:
     if not isinstance(state, Tokens):
         return flat
-    dim, factor = state.dims[0], state.factor
+    dim, factor = _dim(state, shape_of(whole)), state.factor
     part = flat
     if rows * factor != shape_of(flat)[dim]:
         part = call(graph, mode, aten.slice.Tensor, flat, dim, start * factor, (start + rows) * factor)
@@ -163,16 +183,20 @@ def _gather(
             part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
         return part if before is None else call(graph, mode, aten.add.Tensor, before, part)
     flat = _flat(graph, mode, part, state)
-    dim = state.dims[0]
+    dim = _dim(state, shape_of(node))
     if before is None:
         length = region.tokens * state.factor
         return call(graph, mode, torch.ops.memgraph.shard_whole.default, flat, dim, length)
     return call(graph, mode, torch.ops.memgraph.shard_put.default, before, flat, dim, start * state.factor)
 
 
-def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node) -> fx.Node:
+def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: Any) -> fx.Node:
     """An output as it was: shape, dtype and strides.  Raises Mixed where its strides cannot be had."""
     old = node.meta["val"]
+    if isinstance(state, Tokens) and apart(state, old.shape):
+        order = _side_by_side(state, old.dim())
+        result = call(graph, mode, aten.view.default, result, [old.shape[dim] for dim in order])
+        result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
     if result.meta["val"].shape != old.shape:
         result = call(graph, mode, aten.view.default, result, list(old.shape))
     if result.meta["val"].dtype != old.dtype:

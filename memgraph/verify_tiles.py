@@ -17,7 +17,7 @@ from torch import fx
 
 from memgraph import compat
 from memgraph.bodies import build_body
-from memgraph.facts.token_states import Tokens
+from memgraph.facts.token_states import State, Tokens
 from memgraph.facts.tokens import Region
 from memgraph.numbering import Numbered, Run
 from memgraph.passes.tile import call_names, sides, unit_name
@@ -162,7 +162,7 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
     if any(value.is_cuda for value in values) and not torch.cuda.is_available():
         return
     mode = compat.fake_mode_of(values)
-    small = dataclasses.replace(region, tokens=ROWS)
+    small = dataclasses.replace(region, tokens=ROWS, states=_no_spread(region.states))
     with compat.propagating(mode):
         fakes = {name: _small(value, region, name) for name, value in zip(inputs, values, strict=True)}
     whole = build_body(nodes, region, names, fakes, outputs, ROWS, mode, split=False)
@@ -171,16 +171,29 @@ def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str
     with compat.really(), torch.no_grad():
         data = _data(list(fakes.values()))
         scale = [0.5 if name in (region.tangent, *region.chain) else 1 for name in inputs]
-        want = fx.Interpreter(whole.module).run(
-            *[item * by if by != 1 else item for item, by in zip(data, scale, strict=True)]
-        )
-        got = _InPlace(tiled).run(*data)
+        scaled = [item * by if by != 1 else item for item, by in zip(data, scale, strict=True)]
+        try:
+            want, got = fx.Interpreter(whole.module).run(*scaled), _InPlace(tiled).run(*data)
+        except Exception as error:  # whatever an operator raises on data that does not fit
+            raise TileError(region, f"it does not run on {ROWS} tokens: {_first_line(error)}") from error
         backward = set(region.backward)
         for place, name in enumerate(outputs):
             one, other = want[whole.values[name]], got[place]
             if region.tangent and name in backward:
                 other = other * 0.5
             _same(region, name, one, other)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _no_spread(states: Mapping[str, State]) -> dict[str, State]:
+    """The states on small data, which is made with a number for each token."""
+    return {
+        name: dataclasses.replace(state, spread=()) if isinstance(state, Tokens) else state
+        for name, state in states.items()
+    }
 
 
 def _same(region: Region, name: str, want: torch.Tensor, got: torch.Tensor) -> None:

@@ -116,17 +116,44 @@ def test_the_report_says_how_many_shards_run():
     assert [decision.shards for decision in report.decisions if decision.action == "tile"] == [6]
 
 
+class Bounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-1, 1)
+
+
 # the same within the region: on the verifier's small data the bound is never reached, under a scaled loss it is
 def test_a_clipped_gradient_of_the_logits_under_a_scaled_loss():
-    class Bounded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient.clamp(-1, 1)
-
     joint = joint_of(loss(lambda z, y: cross_entropy(Bounded.apply(z), y, reduction="sum")), floats(), labels())
     scaled = dataclasses.replace(joint, data=(*joint.data[:-1], torch.tensor(65536.0, dtype=torch.float64)))
     assert scaled.error(2) < 1e-12
+
+
+# the same between the region's forward and its backward, which the region may take in
+def test_a_clipped_gradient_of_what_each_token_loses_under_a_scaled_loss():
+    def squared(z, y):
+        return Bounded.apply(cross_entropy(z, y, reduction="none")).square().sum()
+
+    joint = joint_of(loss(squared), floats(), labels())
+    scaled = dataclasses.replace(joint, data=(*joint.data[:-1], torch.tensor(65536.0, dtype=torch.float64)))
+    assert joint.regions[0].tangent == "" and scaled.error(2) < 1e-12
+
+
+# arange(5, 17) was taken for the numbers of the tokens
+def test_rows_that_are_not_counted_from_0():
+    def shifted(z, y):
+        z = torch.cat([z.flatten(0, 1)] * 2).log_softmax(-1)
+        return -z[torch.arange(5, 17), y.flatten()].mean()
+
+    joint = joint_of(loss(shifted), floats(), labels())
+    assert joint.regions == () and joint.refused
+
+
+# the numbers of positions were made anew in each shard, from 0; the trial noticed and refused the tile
+def test_numbers_of_positions_in_narrow_rows():
+    module = mlp(lambda m, h: h.sin() * torch.arange(7)[None, :, None])
+    assert joint_of(module, floats(1, 7, WIDTH)).error(2) < 1e-12

@@ -263,7 +263,38 @@ def _adapted(m, x, y):
     return cross_entropy(m.head(x) + m.b(m.a(x)), y)
 
 
+def _of_rows(z, y):
+    """The labels' entries picked row by row."""
+    return -z.flatten(0, 1).log_softmax(-1)[torch.arange(BATCH * LENGTH), y.flatten()].mean()
+
+
+def _clipped_ratio(z, y, old, advantage, mask):
+    ratio = (_for_each_token(z, y) - old).exp()
+    each = torch.min(ratio * advantage[:, None], ratio.clamp(0.8, 1.2) * advantage[:, None])
+    return -(each * mask).sum() / mask.sum()
+
+
+def _preferred(z, y, old):
+    better, worse = (_for_each_token(z, y) - old).sum(-1)
+    return -F.logsigmoid(0.1 * (better - worse))
+
+
+def _padded(z, y):
+    """Words that are only there to fill up the vocabulary."""
+    z = z.clone()
+    z[..., 20:] = -1e9
+    return cross_entropy(z, y.clamp(max=19))
+
+
+def _more_words(m, x, y):
+    return cross_entropy(torch.cat([m.head(x), m.other(x)], -1), y)
+
+
 X, Y = floats(), labels()
+OLD, ADVANTAGE = floats(BATCH, LENGTH).detach() - 3, torch.tensor([0.7, -1.2])
+CLIPPED = Of(lambda m, x, *more: _clipped_ratio(m.head(x), *more), head=linear(WIDTH, WORDS))
+PREFERRED = Of(lambda m, x, *more: _preferred(m.head(x), *more), head=linear(WIDTH, WORDS))
+TEACHER = floats(BATCH, LENGTH, WORDS).detach()
 ADAPTERS = {"head": linear(WIDTH, WORDS, False).requires_grad_(False), "a": linear(WIDTH, 2), "b": linear(2, WORDS)}
 LOSSES = {
     "cross entropy": (loss(), X, Y),
@@ -285,6 +316,16 @@ LOSSES = {
     "focal": (loss(_focal), X, Y),
     "hits beside it": (loss(lambda z, y: (cross_entropy(z, y), (z.argmax(-1) == y).sum())), X, Y),
     "distillation": (loss(_distilled), X, floats(BATCH, LENGTH, WORDS)),
+    "sequences": (loss(lambda z, y: F.cross_entropy(z.mT, y, label_smoothing=0.1)), X, Y),
+    "sequences of probabilities": (loss(lambda z, p: F.cross_entropy(z.mT, p.softmax(-1).mT)), X, TEACHER),
+    "each word": (loss(lambda z, p: F.binary_cross_entropy_with_logits(z, p.sigmoid())), X, TEACHER),
+    "logits of a teacher": (loss(F.mse_loss), X, TEACHER),
+    "rows": (loss(_of_rows), X, Y),
+    "clipped ratio": (CLIPPED, X, Y, OLD, ADVANTAGE.double(), OLD.abs() % 1),
+    "preferred": (PREFERRED, X, Y, OLD),
+    "temperature of a sequence": (loss(lambda z, y: cross_entropy(z / ADVANTAGE.abs()[:, None, None], y)), X, Y),
+    "filled-up vocabulary": (loss(_padded), X, Y),
+    "more words": (Of(_more_words, head=linear(WIDTH, WORDS), other=linear(WIDTH, 8)), X, Y),
 }
 
 
@@ -293,6 +334,35 @@ def test_losses(name):
     joint = joint_of(*LOSSES[name])
     assert {region.kind for region in joint.regions} == {"loss"}
     assert largest_error(joint) < 1e-12
+
+
+def _sparse(m, x):
+    return m.down(h := m.up(x).relu()), h.mean(), h.square().mean((0, 1))
+
+
+MIDDLES = {
+    "glu": lambda m, h: torch.cat([F.glu(h, -1), h[..., :16].sin()], -1),
+    "picked": lambda m, h: h.sin()[..., m.places] + h.roll(1, -1),
+    "overwritten": lambda m, h: h.index_copy(-1, m.places[:4], h[..., :4].sin()).select_scatter(h[..., 1], -1, 4),
+    "largest so far": lambda m, h: h.cummax(-1)[0] + h.logcumsumexp(-1),
+    "some": lambda m, h: h * (h > h.kthvalue(4, -1, keepdim=True)[0]) - h.median(-1, keepdim=True)[0],
+    "embedded": lambda m, h: h * F.embedding(h.argmax(-1), m.up.weight.repeat(1, 4)),
+    "parts": lambda m, h: (h[..., :4, None] * h[..., None, :8]).flatten(-2),
+    "a number for each position": lambda m, h: h * torch.arange(LENGTH)[None, :, None],
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_middles(name):
+    places = nn.Buffer(torch.randperm(32, generator=torch.Generator().manual_seed(4)))
+    assert largest_error(joint_of(mlp(MIDDLES[name], places=places), X)) < 1e-12
+
+
+def test_means_over_tokens():
+    module = mlp()
+    module.function = _sparse
+    assert largest_error(joint_of(module, X)) < 1e-12
+    assert largest_error(joint_of(module, X.bfloat16().detach(), dtype=torch.bfloat16)) < 0.01
 
 
 @pytest.mark.parametrize(

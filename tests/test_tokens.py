@@ -87,12 +87,28 @@ MIDDLES = {
     "mask": lambda m, h: h.masked_fill(torch.arange(WIDE) > 20, 0.0) * h,
     "feature scale": lambda m, h: h.sin() * m.scale,
     "table": lambda m, h: h.sin() * F.one_hot(h.argmax(-1), WIDE),
+    "picked features": lambda m, h: h.sin()[..., m.places],
+    "rolled features": lambda m, h: h.roll(3, -1).sin(),
+    "added to features": lambda m, h: h.index_add(-1, m.places, h.sin()),
+    "features overwritten": lambda m, h: h.sin().index_copy(-1, m.places, h),
+    "a feature overwritten": lambda m, h: h.sin().select_scatter(h[..., 1], -1, 4),
+    "largest so far": lambda m, h: h.cummax(-1)[0],
+    "logarithms of sums": lambda m, h: h.logcumsumexp(-1),
+    "above the fourth": lambda m, h: h * (h > h.kthvalue(4, -1, keepdim=True)[0]),
+    "median": lambda m, h: h.sin() - h.median(-1, keepdim=True)[0],
+    "diagonal": lambda m, h: h * h.unflatten(-1, (4, 8)).diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True),
+    "buckets": lambda m, h: h * torch.bucketize(h, m.scale.detach()),
+    "fake quantized": lambda m, h: torch.fake_quantize_per_tensor_affine(h.float(), 0.1, 0, -8, 7).to(h.dtype),
+    "groups of a row": lambda m, h: F.group_norm(h.flatten(0, 1), 4, m.scale, m.scale).view(h.shape),
+    "embedded": lambda m, h: h * F.embedding(h.argmax(-1), m.scale[:, None].expand(-1, WIDE)),
+    "a number for each position": lambda m, h: h.sin() * torch.arange(LENGTH)[None, :, None],
 }
 
 
 @pytest.mark.parametrize("name", MIDDLES)
 def test_what_a_token_does_by_itself(name):
-    parts = {"norm": nn.LayerNorm(WIDE), "scale": nn.Parameter(torch.ones(WIDE))}
+    places = nn.Buffer(torch.arange(WIDE).flip(0))
+    parts = {"norm": nn.LayerNorm(WIDE), "scale": nn.Parameter(torch.ones(WIDE)), "places": places}
     _, region = region_of(mlp(MIDDLES[name], **parts))
     assert region.kind == "mlp"
     assert spelled(region.states["addmm"]) == "0"
@@ -106,6 +122,7 @@ NARROWER = {
     "slice": lambda m, h: h[..., : WIDE // 2].exp() * h[..., WIDE // 2 :],
     "gather": lambda m, h: h.sin().gather(-1, m.places.expand(BATCH, LENGTH, -1)),
     "topk": lambda m, h: h.topk(WIDE // 2, -1)[0],
+    "glu": lambda m, h: F.glu(h, -1),
 }
 
 
@@ -171,6 +188,20 @@ def test_what_leaves_wide():
     """Where nothing makes the rows thin again a region still reduces what its wide values take together."""
     _, region = region_of(Of(lambda m, x: m.up(x).sin().exp().sum(), up=linear(WIDTH, WIDE)))
     assert region.kind == "loss" and region.outputs[0] == "sum_1" and region.states["sum_1"] == SUM
+
+
+def test_a_wide_mean_of_the_users():
+    """A mean over tokens leaves as a sum does."""
+    module = mlp()
+    module.function = lambda m, x: (m.down(h := m.up(x).relu()), h.abs().mean())
+    _, region = region_of(module)
+    assert region.states["mean"] == SUM and "mean" in region.outputs
+
+
+def test_a_thin_part_of_what_is_wide():
+    """What reads a view of a part belongs to the region: the view itself would hold all of what is wide."""
+    joint, region = region_of(mlp(lambda m, h: h[..., :WIDTH].sin(), WIDTH))
+    assert "sin" in states(joint, region) and "slice_1" not in region.outputs
 
 
 def test_a_wide_sum_of_the_users():
@@ -247,6 +278,34 @@ def test_a_loss():
     assert chain == [torch.ops.aten.div.Tensor]  # by the number of labels that count
 
 
+def test_a_gradient_that_needs_the_forward_of_each_token():
+    """Scaled by something thin of the token's own forward, which the region takes in."""
+
+    def squared(z, y):
+        return cross_entropy(z, y, reduction="none").square().mean()
+
+    joint, region = region_of(loss(squared), floats(), labels())
+    assert (region.kind, region.tangent) == ("loss", "tangents_1") and "pow" in states(joint, region)
+
+
+def test_the_layer_below_a_loss_stays_a_region_of_its_own():
+    joint = joint_of(Of(lambda m, x, y: m.head(x + m.a(x), y), a=mlp(), head=loss()), floats(), labels())
+    assert [(region.kind, region.tangent) for region in joint.regions] == [("mlp", ""), ("loss", "tangents_1")]
+
+
+def test_weights_of_classes():
+    """What the loss is divided by is made of the labels alone."""
+    weights = torch.arange(1.0, WORDS + 1).double()
+    _, region = region_of(loss(lambda z, y: cross_entropy(z, y, weight=weights)), floats(), labels())
+    assert region.tangent == "tangents_1"
+
+
+def test_features_between_the_dimensions_of_the_tokens():
+    """As cross entropy takes logits of several sequences."""
+    joint, region = region_of(loss(lambda z, y: F.cross_entropy(z.mT, y)), floats(), labels())
+    assert states(joint, region)["gather"] == "0,3" and region.tangent == "tangents_1"
+
+
 def test_a_gradient_that_needs_the_forward_of_all_tokens():
     """Scaled by something of the region's own forward: that is known only when all shards are done."""
 
@@ -288,14 +347,27 @@ SQUARE = nn.Parameter(torch.randn(LENGTH, LENGTH))
 MIXED = {
     "softmax": (lambda m, h: h.softmax(1), "amax reduces over the tokens"),
     "cumsum": (lambda m, h: h.cumsum(1), "cumsum runs along the tokens"),
+    "cummax": (lambda m, h: h.cummax(1)[0], "cummax runs along the tokens"),
+    "logcumsumexp": (lambda m, h: h.logcumsumexp(0), "logcumsumexp runs along the tokens"),
+    "glu": (lambda m, h: F.glu(h, 1).repeat(1, 2, 1), "glu runs along the tokens"),
+    "kthvalue": (lambda m, h: h - h.kthvalue(2, 1, keepdim=True)[0], "kthvalue reduces over the tokens"),
+    "median of all": (lambda m, h: h - h.median(), "median reduces over the tokens"),
+    "order": (lambda m, h: h[:, m.order[:6] % LENGTH], "index picks along the tokens"),
+    "order by data": (lambda m, h: h * h[:, :, 0].argsort(1)[..., None], "sort sorts along the tokens"),
+    "add": (lambda m, h: h.index_add(1, m.order[:6] % LENGTH, h), "index_put picks along the tokens"),
+    "overwrite": (
+        lambda m, h: h.select_scatter(m.square[0, :1].expand(2, WIDE), 1, 2),
+        "select_scatter takes, joins or pads a part of the tokens",
+    ),
+    "strides": (lambda m, h: h.as_strided(h.shape, (WIDE, 2 * WIDE, 1)), "as_strided picks by strides"),
     "sort": (lambda m, h: h.sort(1)[0], "sort sorts along the tokens"),
     "mean": (lambda m, h: h - h.mean(1, keepdim=True), "mean reduces over the tokens"),
-    "mean of all": (lambda m, h: h + h.detach().mean(), "mean reduces over the tokens"),
+    "mean of all": (lambda m, h: h + h.detach().mean(), "add needs the sum over all tokens"),
     "largest": (lambda m, h: h / h.amax(1, keepdim=True), "amax reduces over the tokens"),
     "batch norm": (lambda m, h: m.norm(h.mT).mT, "var_mean reduces over the tokens"),
     "batch norm of rows": (lambda m, h: m.norm(h.flatten(0, 1)).view(h.shape), "var_mean reduces over the tokens"),
     "layer norm of tokens": (lambda m, h: F.layer_norm(h.mT, (LENGTH,)).mT, "var_mean reduces over the tokens"),
-    "roll": (lambda m, h: h.roll(1, 1), "index picks along more than its first dimension"),
+    "roll": (lambda m, h: h.roll(1, 1), "index picks along the tokens"),
     "shift": (lambda m, h: F.pad(h[:, 1:], (0, 0, 0, 1)), "slice takes, joins or pads a part of the tokens"),
     "halves": (lambda m, h: torch.cat([h[:, 3:], h[:, :3]], 1), "slice takes, joins or pads a part of the tokens"),
     "pick": (lambda m, h: h.flatten(0, 1)[m.order].view(h.shape), "index picks rows among all tokens"),
@@ -307,7 +379,7 @@ MIXED = {
     "attention": (lambda m, h: F.scaled_dot_product_attention(h, h, h), "bmm has tokens along its batch and its rows"),
     "position": (lambda m, h: h * m.square[0, :, None], "mul repeats unsqueeze along a part of the tokens"),
     "causal": (lambda m, h: torch.where(m.order[:6, None] > 2, h, -h), "where repeats gt along a part of the tokens"),
-    "no rule": (lambda m, h: h.logcumsumexp(-1), "logcumsumexp has no rule for how tokens pass through it"),
+    "no rule": (lambda m, h: h.unfold(-1, WIDE, 1).squeeze(-2), "unfold has no rule for how tokens pass through it"),
 }
 
 
@@ -328,7 +400,7 @@ def test_a_thin_way_back_into_the_region():
     """A mean over all tokens of two features would leave the region thin, and scales what is wide."""
     module = mlp(lambda m, h: h * m.b(m.a(h).mean((0, 1))), a=linear(WIDE, 2), b=linear(2, WIDE))
     joint = joint_of(module, floats())
-    assert joint.regions == () and [r.reason for r in joint.refused] == ["mean reduces over the tokens"]
+    assert joint.regions == () and [r.reason for r in joint.refused] == ["addmm needs the sum over all tokens"]
 
 
 def test_a_sequence_may_be_the_token():

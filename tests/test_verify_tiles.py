@@ -8,11 +8,14 @@ import operator
 import pytest
 import torch
 from splits import after, calls, output, set_outputs
-from tiles import WIDTH, Joint, Of, floats, joint_of, labels, linear, loss, mlp
+from tiles import WIDTH, WORDS, Joint, Of, floats, joint_of, labels, linear, loss, mlp
 from torch import nn
 from torch.nn import functional as F
 
+from memgraph import bodies
+from memgraph.bodies import call
 from memgraph.errors import VerifyError
+from memgraph.facts.token_states import SIZED, Mixed
 from memgraph.passes.tile import call_names
 from memgraph.verify_tiles import LARGE, TileError, _part, verify_tiles
 
@@ -296,3 +299,30 @@ def test_of_what_is_large_a_part_is_compared():
     distances = part[part.shape[0] // 2 :, 0].diff()
     assert distances.unique().tolist() == [4] and rows - part[-1, 0] <= 4
     assert _part(numbers[:5]).shape == (5, 64)
+
+
+# --- rules that are wrong ---------------------------------------------------------------------------------
+
+
+def test_shares_of_a_mean_that_are_means_themselves(monkeypatch):
+    joint = joint_of(loss(F.mse_loss), floats(), floats(2, 6, WORDS).detach())
+    monkeypatch.setattr(bodies, "_share", lambda graph, mode, node, args, kwargs: call(graph, mode, node.target, *args))
+    tiled = joint.tiled(2)
+    with pytest.raises(TileError, match="mean in shards differs from the whole"):
+        verify_tiles(joint.graph, tiled, [(region, 2) for region in joint.regions])
+
+
+def test_an_operator_that_keeps_the_size_of_the_whole(monkeypatch):
+    joint = joint_of(mlp(), floats())
+    monkeypatch.delitem(SIZED, "view")
+    with pytest.raises(Mixed, match="view does not run on 6 of 12 tokens"):
+        joint.tiled(2)
+
+
+def test_data_that_an_operator_does_not_take():
+    """Positions in the trial are 0 and 1, and here there is one row: a refusal, no crash."""
+    table = nn.Parameter(torch.ones(1, 32))
+    module = Of(lambda m, x, ids: m.down(m.up(x).relu() * F.embedding(ids, m.table)), **mlp()._modules, table=table)
+    joint = joint_of(module, floats(), labels(1))
+    with pytest.raises(TileError, match="does not run on 5 tokens: index out of range"):
+        joint.error(2)

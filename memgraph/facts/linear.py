@@ -19,7 +19,9 @@ _ALONE = frozenset(
 )
 _SUMS = frozenset(("add", "sub", "cat"))
 _PRODUCTS = frozenset(("mul", "mm", "bmm", "_grouped_mm", "grouped_mm_fallback"))
-_SCATTERS = frozenset(("scatter", "scatter_add", "index_put", "slice_scatter", "select_scatter"))
+_PARTS = frozenset(("slice_scatter", "select_scatter", "diagonal_scatter"))
+_PUTS = frozenset(("index_put", "_unsafe_index_put"))
+_SCATTERS = frozenset(("scatter", "scatter_add")) | _PARTS | _PUTS
 _ZEROS = frozenset(("full", "zeros", "scalar_tensor"))
 
 
@@ -45,10 +47,14 @@ def linear(node: fx.Node, dependent: Collection[fx.Node]) -> bool:
     if name in ("fma", "addmm"):
         one, other, added = node.args[:3] if name == "fma" else (*node.args[1:3], node.args[0])
         return (one in dependent) != (other in dependent) and (added in dependent or _zero(added))
+    if name == "glu_backward":
+        return moving == [node.args[0]]
+    if name == "copy":
+        return node.args[1] in dependent or _zero(node.args[1])
     if name == "grouped_mm_fallback_backward":
         return moving == [node.args[3]]
     if name in _SCATTERS:
-        source = node.args[2] if name == "index_put" else node.args[1] if "_scatter" in name else node.args[3]
+        source = node.args[1] if name in _PARTS else node.args[2] if name in _PUTS else node.args[3]
         base = node.args[0]
         return moving == [read for read in (base, source) if read in dependent] and all(
             item in dependent or _zero(item) for item in (base, source)

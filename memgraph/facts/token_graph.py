@@ -67,6 +67,7 @@ class TokenGraph:
         self.place = {node: n for n, node in enumerate(joint.graph.nodes)}
         self.backward: set[fx.Node] = set()
         self.weights: set[fx.Node] = set()
+        self.dead: set[fx.Node] = set()  # what nobody reads
         for node in self.nodes:
             reads = node.all_input_nodes
             if node.op == "placeholder":
@@ -78,6 +79,10 @@ class TokenGraph:
                 self.backward.add(node)
             elif reads and self.weights.issuperset(reads):
                 self.weights.add(node)
+
+        for node in reversed(self.nodes):
+            if node.op == "call_function" and self.dead.issuperset(node.users) and not node.is_impure():
+                self.dead.add(node)
 
     def amplifiers(self) -> Iterator[tuple[fx.Node, fx.Node]]:
         """Forward operators that make a token's row wider, and the matrix whose rows are the tokens."""

@@ -8,11 +8,11 @@ import math
 import torch
 from torch import fx
 
-from memgraph.facts import token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
+from memgraph.facts import token_parts, token_picks, token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
 from memgraph.facts.costs import logical_bytes
-from memgraph.facts.linear import linear
 from memgraph.facts.operators import family, short_name
 from memgraph.facts.token_graph import PRODUCTS, Region, TokenGraph, common_path, sorted_within
+from memgraph.facts.token_loss import computed, one_tangent, thin_between
 from memgraph.facts.token_states import (
     LENGTHS,
     MAKERS,
@@ -102,9 +102,18 @@ class Growth:
         self._drain()
         while self._absorb():
             self._drain()
+        tried: set[fx.Node] = set()
+        while fresh := self.members - tried:
+            for node in sorted(fresh, key=self.graph.place.__getitem__):
+                self._follow_view(node)
+            tried |= fresh
+        self._tighten()
+        self._bridge()
+        return self._region()
+
+    def _tighten(self) -> None:
         while any([self._narrow(node) for node in self._inputs()]):
             self._drain()
-        return self._region()
 
     def _narrow(self, node: fx.Node) -> bool:
         """Move the border above an input, where what is read there instead takes fewer bytes or is no view."""
@@ -124,6 +133,8 @@ class Growth:
                     self.require(read, WHOLE, node)
         elif kind != "pointwise" or not isinstance(state, Tokens) or self._drawn(node):
             return False
+        elif short_name(node.target) in LENGTHS:
+            return False  # a shard would count from 0
         else:
             size = logical_bytes(node.meta["val"])
             above = sum(_held_bytes(read) for read in node.all_input_nodes if read not in self.members)
@@ -146,13 +157,23 @@ class Growth:
         self.reached.add(node)
         self._mark_below(node)
         before = self.states.pop(node, None)
-        state = rule_of(node)(node, self)
+        state = rule_of(node)(node, self) if node not in self.graph.dead else WHOLE
+        self._refuse_spread(node, state)
         if before is not None and before != state:
             raise Mixed(node, "is read both by tokens and whole")
         self.states[node] = state
         if self._spreads(node, state):
             for user in node.users:
                 heapq.heappush(self.queue, (self.graph.place[user], user))
+
+    def _refuse_spread(self, node: fx.Node, state: State) -> None:
+        """What is the same for some tokens meets in its reader what has its own for each of them."""
+        for read in node.all_input_nodes:
+            known = self.states.get(read)
+            if isinstance(known, Tokens) and known.spread:
+                dims = state.dims if isinstance(state, Tokens) else ()
+                if family(node.target) != "pointwise" or tuple(shape_of(node)[dim] for dim in dims) != known.spread:
+                    raise Mixed(node, f"reads {read.name}, which is not each token's own")
 
     def _spreads(self, node: fx.Node, state: State) -> bool:
         """Whether all that reads a value belongs to the region as well."""
@@ -193,7 +214,7 @@ class Growth:
             self.states[node] = state
             return state
         must = self._after_members(node) or (isinstance(state, Tokens) and not state.crosses)
-        kept = dict(self.states), set(self.members), tuple(map(set, self.below)), list(self.queue)
+        kept = self._snapshot()
         self.asked[node] = state
         try:
             if (found := self.pull(node)) != state:
@@ -202,8 +223,15 @@ class Growth:
         except Mixed:
             if must:
                 raise
-            self.states, self.members, self.below, self.queue = kept
+            self._restore(kept)
             return None
+
+    def _snapshot(self) -> tuple:
+        below = set(self.below[0]), set(self.below[1])
+        return dict(self.states), set(self.members), set(self.spared), below, list(self.queue)
+
+    def _restore(self, kept: tuple) -> None:
+        self.states, self.members, self.spared, self.below, self.queue = kept
 
     def _side(self, node: fx.Node) -> int:
         return int(node in self.graph.backward)
@@ -239,6 +267,41 @@ class Growth:
             return True
         return False
 
+    def _follow_view(self, node: fx.Node) -> None:
+        """Take in what reads a view that is a part of what it views: as an output it would hold all of that."""
+        value = node.meta.get("val")
+        part = isinstance(value, torch.Tensor) and not value.is_contiguous() and self._crosses(node)
+        readers = [user for user in node.users if user not in self.members]
+        if not part or family(node.target) not in ("view", "getitem") or self._spared(node):
+            return
+        kept = self._snapshot()
+        try:
+            for user in readers:
+                if user not in self.members:
+                    self._add(user)
+            self._drain()
+        except Mixed:
+            self._restore(kept)
+
+    def _bridge(self) -> None:
+        """Take in what lies between the forward and the backward, where that makes one tile of both."""
+        between = thin_between(self.graph, self.members, self._inputs(), self._computed())
+        if not between:
+            return
+        kept = self._snapshot()
+        try:
+            while any([self._take(node) for node in self._inputs() if node in between]):
+                self._drain()
+            self._tighten()
+            if not self._one_tangent()[0]:
+                self._restore(kept)
+        except Mixed:
+            self._restore(kept)
+
+    def _take(self, node: fx.Node) -> bool:
+        self.pull(node)
+        return True
+
     def _thin_view(self, user: fx.Node, node: fx.Node) -> bool:
         return (
             user not in self.members
@@ -256,14 +319,13 @@ class Growth:
     # The result
 
     def _inputs(self) -> list[fx.Node]:
-        reads = {read for node in self.members for read in node.all_input_nodes} - self.members
+        reads = {read for node in self.members - self.graph.dead for read in node.all_input_nodes} - self.members
         return sorted(reads, key=self.graph.place.__getitem__)
 
     def _region(self) -> Region | None:
         members = sorted(self.members, key=self.graph.place.__getitem__)
-        spared = {node for node in members if node in self.spared or self.states[node] == WHOLE}
         outputs = [
-            node for node in members if node not in spared and any(user not in self.members for user in node.users)
+            node for node in members if not self._spared(node) and any(user not in self.members for user in node.users)
         ]
         for node in outputs:
             state = self.states[node]
@@ -302,32 +364,14 @@ class Growth:
             chain=chain,
         )
 
+    def _spared(self, node: fx.Node) -> bool:
+        return node in self.spared or self.states[node] == WHOLE
+
     def _one_tangent(self) -> tuple[str, tuple[str, ...]]:
-        """The scalar tangent that is all that the region's backward depends on, and the way from it; "" for none."""
-        backward = self.graph.backward
-        pending = [node for node in self._inputs() if node in backward]
-        chain: set[fx.Node] = set()
-        tangents: set[fx.Node] = set()
-        while pending:
-            node = pending.pop()
-            if node in chain:
-                continue
-            if node.op == "placeholder":
-                tangents.add(node)
-                continue
-            chain.add(node)
-            for read in node.all_input_nodes:
-                if read in self.members or read in self.below[0]:
-                    return "", ()  # the gradient needs something of all tokens' forward
-                if read in backward:
-                    pending.append(read)
-        if len(tangents) != 1 or shape_of(tangent := tangents.pop()) != ():
-            return "", ()
-        dependent = chain | {tangent} | (self.members & backward)
-        if not all(linear(node, dependent) for node in dependent - {tangent}):
-            return "", ()  # clipped on the way, say: not the gradient for a tangent of 1, scaled
-        order = sorted(chain, key=self.graph.place.__getitem__)
-        return tangent.name, tuple(node.name for node in order)
+        return one_tangent(self.graph, self.members, self._inputs(), self._computed())
+
+    def _computed(self) -> set[fx.Node]:
+        return computed(self.graph, {node for node in self.members if not self._spared(node)})
 
 
 def _held_bytes(node: fx.Node) -> int:

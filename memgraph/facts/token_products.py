@@ -1,15 +1,13 @@
-"""How tokens pass through matrix products, and through the routing to experts: sort, index, grouped products."""
+"""How tokens pass through matrix products, and through the routing to experts: sort, counts, grouped products."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from torch import fx
 
 from memgraph.facts.operators import short_name
 from memgraph.facts.token_states import (
-    LENGTHS,
     ROUTING,
     SUM,
     WHOLE,
@@ -18,7 +16,6 @@ from memgraph.facts.token_states import (
     State,
     Tokens,
     argument,
-    is_tensor,
     rule,
     shape_of,
     source,
@@ -142,76 +139,4 @@ def _routed(rows: fx.Node, node: fx.Node, flow: Flow, dim: int) -> Tokens:
     state = flow.known(rows) or flow.pull(rows)
     if not isinstance(state, Tokens) or state.dims != (dim,) or state.order != "routed" or state.points:
         raise Mixed(node, "multiplies rows that are not sorted by expert")
-    return state
-
-
-@rule("index", "_unsafe_index")
-def _index(node: fx.Node, flow: Flow) -> State:
-    x, where = node.args[0], _positions(node, flow, node.args[1])
-    rank = len(shape_of(node.args[1][0]))
-    if where.points:
-        rows = Tokens((0,), _factor(x, flow, node), where.points)
-        known = flow.known(x)
-        rows = dataclasses.replace(rows, points=known.points) if isinstance(known, Tokens) else rows
-        flow.require(x, rows, node)
-        return dataclasses.replace(where, points=rows.points)
-    state = flow.known(x)
-    if isinstance(state, Tokens):
-        raise Mixed(node, "picks rows among all tokens")
-    flow.require(x, WHOLE, node)
-    return where if rank >= 1 else _refuse(node)
-
-
-@rule("index_put", "_unsafe_index_put")
-def _index_put(node: fx.Node, flow: Flow) -> State:
-    base, indices, added = node.args[:3]
-    where = _positions(node, flow, indices)
-    if is_tensor(added) and shape_of(added):
-        known = flow.known(added)
-        wanted = dataclasses.replace(where, points=known.points if isinstance(known, Tokens) else "")
-        if short_name(added.target) in LENGTHS:
-            wanted = dataclasses.replace(where, points=where.order)
-        flow.require(added, wanted, node)
-        points = wanted.points
-    else:
-        points = ""
-    if where.points:
-        out = Tokens((0,), _factor(base, flow, node), where.points)
-        flow.require(base, out, node)
-        return dataclasses.replace(out, points=points)
-    if not argument(node, "accumulate", False) or not _zero(base) or points:
-        raise Mixed(node, "writes rows of all tokens over one another")
-    flow.require(base, WHOLE, node)
-    return SUM
-
-
-def _zero(node: fx.Node) -> bool:
-    return short_name(node.target) == "full" and node.args[1] == 0 or short_name(node.target) == "zeros"
-
-
-def _positions(node: fx.Node, flow: Flow, indices: Any) -> Tokens:
-    """The state of the one index along the first dimension."""
-    if len(indices) != 1 or not is_tensor(indices[0]):
-        raise Mixed(node, "picks along more than its first dimension")
-    index = indices[0]
-    state = flow.known(index) or flow.guess(index, node)
-    if not isinstance(state, Tokens):
-        raise Mixed(node, "picks rows that are the same for all tokens")
-    return state
-
-
-def _factor(rows: fx.Node, flow: Flow, node: fx.Node) -> int:
-    factor, rest = divmod(shape_of(rows)[0], flow.tokens)
-    if rest:
-        raise Mixed(node, "picks rows of which there are not as many as tokens")
-    return factor
-
-
-@rule("embedding")
-def _embedding(node: fx.Node, flow: Flow) -> State:
-    weight, ids = node.args[:2]
-    state = flow.known(ids) or flow.guess(ids, node)
-    flow.require(weight, WHOLE, node)
-    if isinstance(state, Tokens) and state.points:
-        raise Mixed(node, "picks rows among all tokens")
     return state

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
 from memgraph.facts.operators import short_name
 from memgraph.facts.token_states import (
+    MAKERS,
     POINTWISE,
     ROUTING,
     SUM,
@@ -18,6 +19,7 @@ from memgraph.facts.token_states import (
     Mixed,
     State,
     Tokens,
+    apart,
     argument,
     normal,
     rule,
@@ -26,6 +28,35 @@ from memgraph.facts.token_states import (
     source,
     tensors,
 )
+
+
+@rule("fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask")
+def _fake_quantize(node: fx.Node, flow: Flow) -> State:
+    state = source(node, flow)
+    for read in tensors(node)[1:]:
+        flow.require(read, WHOLE, node)
+    if isinstance(state, Tokens) and argument(node, "axis") in state.dims:
+        raise Mixed(node, "has a scale for each token")
+    return state, state
+
+
+@rule("bucketize", "searchsorted")
+def _bucketize(node: fx.Node, flow: Flow) -> State:
+    """Each number among boundaries that are the same for all."""
+    values, boundaries = node.args[:2] if short_name(node.target) == "bucketize" else node.args[1::-1]
+    if len(shape_of(boundaries)) != 1 or argument(node, "sorter") is not None:
+        raise Mixed(node, "has boundaries for each row")
+    flow.require(boundaries, WHOLE, node)
+    return flow.known(values) or flow.guess(values, node)
+
+
+@rule("as_strided")
+def _as_strided(node: fx.Node, flow: Flow) -> State:
+    """As a view, where it is one of all entries in their order."""
+    old, new = node.args[0].meta["val"], node.meta["val"]
+    if not (old.is_contiguous() and new.is_contiguous() and old.numel() == new.numel()):
+        raise Mixed(node, "picks by strides")
+    return reshaped(node, source(node, flow), shape_of(node.args[0]), shape_of(node), flow.tokens)
 
 
 @rule(POINTWISE)
@@ -41,7 +72,10 @@ def _pointwise(node: fx.Node, flow: Flow) -> State:
                 states[read] = flow.require(read, mine, node)
                 break
     if not any(isinstance(state, Tokens) for state in states.values()):
-        states = {read: state or flow.guess(read, node) for read, state in states.items()}
+        for read in sorted(reads, key=lambda read: -math.prod(shape_of(read))):  # the others are as the longest says
+            states[read] = states[read] or flow.guess(read, node)
+            if isinstance(states[read], Tokens):
+                break
     if SUM in states.values():
         raise Mixed(node, "needs the sum over all tokens")
     found = [(read, state) for read, state in states.items() if isinstance(state, Tokens)]
@@ -64,13 +98,24 @@ def _pointwise(node: fx.Node, flow: Flow) -> State:
             known = states[read]
             flow.require(read, mine if known is None else known, node)
         else:
-            raise Mixed(node, f"repeats {read.name} along a part of the tokens")
+            flow.require(read, _spread(node, read, dims, state), node)
     return Tokens(dims, state.factor, state.order, points)
+
+
+def _spread(node: fx.Node, read: fx.Node, dims: Sequence[int], state: Tokens) -> Tokens:
+    """The state of a number for each sequence, or for each position, that meets tokens."""
+    out, shape = shape_of(node), shape_of(read)
+    shift = len(out) - len(shape)
+    mine = tuple(dim - shift for dim in dims)
+    several = any(size != 1 for dim, size in enumerate(shape) if dim not in mine)
+    if min(mine) < 0 or several or not state.crosses or short_name(read.target) in MAKERS:
+        raise Mixed(node, f"repeats {read.name} along a part of the tokens")
+    return Tokens(mine, state.factor, spread=tuple(out[dim] for dim in dims))
 
 
 def _aligned(read: fx.Node, state: Tokens, rank: int) -> tuple[tuple[int, ...], Tokens]:
     shift = rank - len(shape_of(read))
-    return tuple(dim + shift for dim in state.dims), dataclasses.replace(state, points="")
+    return tuple(dim + shift for dim in state.dims), dataclasses.replace(state, points="", spread=())
 
 
 @rule("getitem")
@@ -102,6 +147,11 @@ def _dims(given: object, rank: int) -> tuple[int, ...]:
     "logsumexp",
     "max",
     "min",
+    "aminmax",
+    "kthvalue",
+    "median",
+    "nanmedian",
+    "mode",
 )
 def _reduction(node: fx.Node, flow: Flow) -> State:
     state, shape = source(node, flow), shape_of(node.args[0])
@@ -113,15 +163,16 @@ def _reduction(node: fx.Node, flow: Flow) -> State:
     over = set(dims).intersection(state.dims)
     several = len(node.target._schema.returns)
     if over:
-        if short_name(node.target) == "sum" and over == set(state.dims) and not state.points:
+        if short_name(node.target) in ("sum", "mean") and over == set(state.dims) and not state.points:
             return SUM
         raise Mixed(node, "reduces over the tokens")
     kept = argument(node, "keepdim", False)
-    moved = state if kept else _without(state, dims)
+    moved = state if kept else without(state, dims)
     return moved if several == 1 else (moved,) * several
 
 
-def _without(state: Tokens, dims: Sequence[int]) -> Tokens:
+def without(state: Tokens, dims: Sequence[int]) -> Tokens:
+    """The state of a value that lacks some dimensions which are not the tokens'."""
     places = tuple(dim - sum(gone < dim for gone in dims) for dim in state.dims)
     return dataclasses.replace(state, dims=places)
 
@@ -136,6 +187,11 @@ def _without(state: Tokens, dims: Sequence[int]) -> Tokens:
     "flip",
     "rev",
     "cumprod",
+    "cummax",
+    "cummin",
+    "logcumsumexp",
+    "glu",
+    "glu_backward",
 )
 def _along(node: fx.Node, flow: Flow) -> State:
     states = settle(node, flow)
@@ -151,24 +207,6 @@ def _along(node: fx.Node, flow: Flow) -> State:
     return state if several == 1 else (state,) * several
 
 
-@rule("gather", "scatter", "scatter_add", "scatter_reduce")
-def _gather(node: fx.Node, flow: Flow) -> State:
-    reads = tensors(node)
-    state = next((known for read in reads if isinstance(known := flow.known(read), Tokens)), None)
-    if state is None:
-        states = settle(node, flow)
-        state = next((known for known in states if isinstance(known, Tokens)), WHOLE)
-    if not isinstance(state, Tokens):
-        return state
-    if node.args[1] % len(shape_of(node.args[0])) in state.dims:
-        raise Mixed(node, "picks along the tokens")
-    for read in reads:
-        if [shape_of(read)[dim] for dim in state.dims] != [shape_of(node)[dim] for dim in state.dims]:
-            raise Mixed(node, "picks for a part of the tokens")
-        flow.require(read, dataclasses.replace(state, points=""), node)
-    return state
-
-
 @rule("view", "_unsafe_view", "reshape")
 def _view(node: fx.Node, flow: Flow) -> State:
     state = source(node, flow)
@@ -179,11 +217,9 @@ def reshaped(node: fx.Node, state: State, old: Sequence[int], new: Sequence[int]
     """Where the tokens are after a view.  Raises Mixed where they are no longer by themselves."""
     if not isinstance(state, Tokens):
         return state
-    first, last = state.dims[0], state.dims[-1]
-    if [dim for dim in range(first, last + 1) if old[dim] != 1] != list(normal(old, state.dims)) and len(
-        state.dims
-    ) > 1:
-        raise Mixed(node, "merges tokens that do not lie side by side")
+    if apart(state, old):
+        return _reshaped_apart(node, state, old, new)
+    first = state.dims[0]
     before = math.prod(old[:first])
     start, product = 0, 1
     while product < before and start < len(new):
@@ -200,6 +236,33 @@ def reshaped(node: fx.Node, state: State, old: Sequence[int], new: Sequence[int]
         if tokens % product:
             break
     raise Mixed(node, "merges the tokens with what is after them")
+
+
+def _reshaped_apart(node: fx.Node, state: Tokens, old: Sequence[int], new: Sequence[int]) -> State:
+    """The same, where other dimensions lie between those of the tokens: each has to stay by itself."""
+    dims: list[int] = []
+    for before, after in _blocks(old, new):
+        if not set(before).intersection(state.dims):
+            continue
+        parts = [dim for dim in after if new[dim] != 1]
+        if {dim for dim in before if old[dim] != 1} - set(state.dims) or len(parts) > 1 and state.factor > 1:
+            raise Mixed(node, "merges tokens that do not lie side by side")
+        dims += parts
+    return dataclasses.replace(state, dims=tuple(dims))
+
+
+def _blocks(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """The shortest runs of dimensions of two shapes that hold the same entries, in order."""
+    i = j = 0
+    while i < len(old) and j < len(new):
+        first, other, one, two = i, j, old[i], new[j]
+        i, j = i + 1, j + 1
+        while one != two:
+            if one < two:
+                one, i = one * old[i], i + 1
+            else:
+                two, j = two * new[j], j + 1
+        yield range(first, i), range(other, j)
 
 
 @rule("permute", "transpose", "t")
@@ -240,7 +303,7 @@ def _squeeze(node: fx.Node, flow: Flow) -> State:
         raise Mixed(node, "drops the dimension of the tokens")
     if len(node.args) == 1 and len(shape_of(node)) != len(shape) - len(gone):
         raise Mixed(node, "drops dimensions that memgraph cannot tell")
-    return _without(state, gone)
+    return without(state, gone)
 
 
 @rule("expand")
@@ -254,46 +317,3 @@ def _expand(node: fx.Node, flow: Flow) -> State:
     if set(spread).intersection(dims):
         raise Mixed(node, "repeats a part of the tokens")
     return dataclasses.replace(state, dims=dims)
-
-
-@rule("slice", "select", "unbind", "split", "split_with_sizes", "slice_scatter", "select_scatter", "constant_pad_nd",
-      "slice_backward", "select_backward", "cat")  # fmt: skip
-def _part(node: fx.Node, flow: Flow) -> State:
-    """Operators along one dimension that is not the tokens'."""
-    name = short_name(node.target)
-    states = _settle_alike(node, flow)
-    state = next((known for known in states if isinstance(known, Tokens)), None)
-    outputs = len(node.meta["val"]) if isinstance(node.meta["val"], list | tuple) else 0
-    if state is None:
-        if SUM in states:
-            raise Mixed(node, "needs the sum over all tokens")
-        found = ROUTING if ROUTING in states else WHOLE
-        return (found,) * outputs if outputs else found
-    rank = len(shape_of(tensors(node)[0]))
-    if name == "constant_pad_nd":
-        padded = [rank - 1 - n // 2 for n, size in enumerate(node.args[1]) if size]
-    else:
-        padded = [argument(node, "dim", 0) % len(shape_of(node) if "backward" in name else shape_of(tensors(node)[0]))]
-    if name == "select_backward":
-        moved = tuple(dim + (dim >= padded[0]) for dim in state.dims)
-        return dataclasses.replace(state, dims=moved)
-    if name == "select_scatter":
-        raise Mixed(node, "has no rule for how tokens pass through it")
-    if set(padded).intersection(state.dims):
-        raise Mixed(node, "takes, joins or pads a part of the tokens")
-    if name in ("select", "unbind"):
-        state = _without(state, padded)
-    return (state,) * outputs if outputs else state
-
-
-def _settle_alike(node: fx.Node, flow: Flow) -> list[State]:
-    reads = tensors(node)
-    state = next((known for read in reads if isinstance(known := flow.known(read), Tokens)), None)
-    if state is None:
-        return settle(node, flow)
-    for read in reads:
-        if flow.known(read) is None:
-            flow.require(read, dataclasses.replace(state, points=""), node)
-        elif flow.known(read) != state:
-            raise Mixed(node, "joins values with and without tokens")
-    return [state]

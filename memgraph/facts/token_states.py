@@ -32,12 +32,14 @@ class Tokens:
     dims: the dimensions that the tokens run along, row-major, those of size 1 left out. factor: entries a token.
     order: "tokens", or "routed" where a sort has put the rows of a shard into another order (experts).
     points: for integers that are positions of rows, the order that they point into; "" for everything else.
+    spread: of an input that is the same along some of these dimensions, but not all: their sizes in what reads it.
     """
 
     dims: tuple[int, ...]
     factor: int = 1
     order: str = "tokens"
     points: str = ""
+    spread: tuple[int, ...] = ()
 
     @property
     def crosses(self) -> bool:
@@ -131,10 +133,20 @@ def argument(node: fx.Node, name: str, default: Any = None) -> Any:
     return default
 
 
+def counts_from_zero(node: fx.Node) -> bool:
+    """Whether an operator of LENGTHS gives 0, 1, 2, ..."""
+    return len(node.args) == 1 and node.kwargs.get("start", 0) == 0 and node.kwargs.get("step", 1) == 1
+
+
 def normal(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
     """The dimensions without those of size 1, as long as one is left."""
     kept = tuple(dim for dim in dims if shape[dim] != 1)
     return kept or tuple(dims[-1:])
+
+
+def apart(state: Tokens, shape: Sequence[int]) -> bool:
+    """Whether other dimensions lie between those of the tokens."""
+    return any(shape[dim] != 1 and dim not in state.dims for dim in range(state.dims[0], state.dims[-1]))
 
 
 def tensors(node: fx.Node) -> list[fx.Node]:
