@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph import compat
+from memgraph.calls import call
 from memgraph.facts.operators import family, short_name
 from memgraph.facts.token_states import LENGTHS, SIZED, SUM, Mixed, State, Tokens, counts_from_zero, shape_of
 from memgraph.facts.tokens import Region
@@ -37,15 +37,6 @@ class Body:
     exposed: tuple[fx.Node, ...]
     values: dict[str, int]
     products: dict[str, tuple[fx.Node, fx.Node]]
-
-
-def call(graph: fx.Graph, mode: Any, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
-    """A call at the end of a graph, with the metadata that it has on fake tensors."""
-    node = graph.create_node("call_function", target, args, kwargs, name=name)
-    given = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-    with compat.propagating(mode):
-        node.meta["val"] = target(*given[0], **given[1])
-    return node
 
 
 def shard_shape(shape: Sequence[int], state: State, rows: int) -> list[int]:

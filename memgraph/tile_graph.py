@@ -12,8 +12,9 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
-from memgraph.bodies import Body, build_body, call, shard_shape, sizes
+from memgraph.bodies import Body, build_body, shard_shape, sizes
 from memgraph.called_graph import CalledGraph
+from memgraph.calls import call
 from memgraph.facts.token_states import SUM, Mixed, Tokens, apart, shape_of
 from memgraph.facts.tokens import Region
 from memgraph.runtime.shards import accumulator

@@ -20,6 +20,7 @@ from typing import Any
 from torch import fx
 
 from memgraph import compat
+from memgraph.calls import place_of
 from memgraph.facts.operators import family
 
 
@@ -86,7 +87,7 @@ def _replace(
         for n, value in enumerate(kept):
             if isinstance(value, fx.Node):
                 found[value] = graph.call_function(operator.getitem, (call, n))
-                found[value].meta = _place_of(call) | {"val": value.meta["val"]}
+                found[value].meta = place_of(call) | {"val": value.meta["val"]}
         read = [returned[element.args[1]] for element in elements]
         made = [_again(graph, value, found) if isinstance(value, fx.Node) else None for value in read]
     for element, instead in zip(elements, made, strict=True):
@@ -120,7 +121,3 @@ def _returning(body: fx.GraphModule, kept: Sequence[Any]) -> fx.GraphModule:
     made = fx.GraphModule(body, graph)
     made.meta = dict(body.meta)
     return made
-
-
-def _place_of(node: fx.Node) -> dict[str, Any]:
-    return {key: item for key, item in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}

@@ -26,6 +26,7 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
+from memgraph.calls import call, place_of
 from memgraph.facts.tokens import Region
 from memgraph.tile_graph import build_tile, needed, signature
 
@@ -82,7 +83,7 @@ def _call_region(
     for name in [name for name in region.outputs if region.tangent and name in set(region.backward)]:
         with joint.graph.inserting_before(nodes[name]):
             scaled = _call(joint.graph, aten.mul.Tensor, values[name], nodes[region.tangent])
-        scaled.meta |= _place_of(nodes[name])
+        scaled.meta |= place_of(nodes[name])
         values[name] = scaled
     return values
 
@@ -137,7 +138,7 @@ def _call_tile(
     graph, first = joint.graph, nodes[outputs[0]]
     values = _fresh(node.meta["val"] for node in joint.get_submodule(made[key]).graph.output_node().args[0])
     backward = not region.tangent and set(region.backward).intersection(names)
-    place = _place_of(nodes[min(backward, key=names.index)] if backward else first)
+    place = place_of(nodes[min(backward, key=names.index)] if backward else first)
     with graph.inserting_before(first):
         body = graph.get_attr(made[key])
         tiled = graph.create_node(
@@ -161,19 +162,10 @@ def _fresh(values: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return tuple(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
 
 
-def _call(graph: fx.Graph, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A call where the graph inserts, with its metadata."""
-    node = graph.create_node("call_function", target, args, kwargs, name=name)
     values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)][:1]
-    given = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-    with compat.propagating(compat.fake_mode_of(values)):
-        node.meta["val"] = target(*given[0], **given[1])
-    return node
-
-
-def _place_of(node: fx.Node) -> dict[str, Any]:
-    """Where a node is from: all of its metadata but what it holds and what was said about that one value."""
-    return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
+    return call(graph, compat.fake_mode_of(values), target, *args, **kwargs)
 
 
 def _sort(graph: fx.Graph) -> None:

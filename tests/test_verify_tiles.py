@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memgraph import bodies
-from memgraph.bodies import call
+from memgraph.calls import call
 from memgraph.errors import VerifyError
 from memgraph.facts.token_states import SIZED, Mixed
 from memgraph.passes.tile import call_names
