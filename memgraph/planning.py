@@ -229,10 +229,11 @@ def plan_partition(
 
     joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
     """
-    before = snapshot(joint)
-    read_operands(joint)
-    if options.verify:
-        verify_graph(before, joint, pass_name="operands")
+    if joint.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
+        before = snapshot(joint)
+        read_operands(joint)
+        if options.verify:
+            verify_graph(before, joint, pass_name="operands")
     work = _Partition(joint_inputs, options, hardware, bound, tiers, stock_args)
     tiling = Tiling(joint, options, hardware.device, stock_args.get("static_lifetime_input_indices"))
     # Each variant is a copy: the graph of the first tiling is made of the joint graph as it came.

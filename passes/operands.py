@@ -21,13 +21,15 @@ from torch import fx
 
 from memgraph import compat
 from memgraph.calls import place_of
+from memgraph.errors import GraphError
 from memgraph.facts.operators import family
 
 
 def read_operands(joint: fx.GraphModule) -> fx.GraphModule:
     """Return the joint graph, rewritten in place, with bodies that return no input and nothing twice.
 
-    Bodies that return too much are left as they are, and others take their place.
+    Bodies that return too much are left as they are, and others take their place.  Raises GraphError where what a call
+    returns is read in another way than part by part.
     """
     calls: dict[str, list[fx.Node]] = {}
     for node in joint.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
@@ -36,7 +38,7 @@ def read_operands(joint: fx.GraphModule) -> fx.GraphModule:
         body = joint.get_submodule(label)
         returned = list(body.graph.output_node().args[0])
         kept = _kept(returned)
-        if kept != returned and all(user.target is operator.getitem for call in of_body for user in call.users):
+        if kept != returned:
             for call in of_body:
                 _replace(joint.graph, call, body, returned, kept)
             setattr(joint, label, _returning(body, kept))
@@ -79,7 +81,9 @@ def _replace(
     graph: fx.Graph, call: fx.Node, body: fx.GraphModule, returned: Sequence[Any], kept: Sequence[Any]
 ) -> None:
     """Rewrite what reads a call to what the call returns from now on."""
-    elements = [user for user in call.users if user.target is operator.getitem]
+    elements = list(call.users)
+    if other := next((user.name for user in elements if user.target is not operator.getitem), ""):
+        raise GraphError(f"{other} reads all that {call.name} returns at once, and one of that is an input of the call")
     found = dict(zip(body.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
     constants = iter([n for n, value in enumerate(kept) if not isinstance(value, fx.Node)])
     moved = {n: next(constants) for n, value in enumerate(returned) if not isinstance(value, fx.Node)}

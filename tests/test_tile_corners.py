@@ -157,3 +157,22 @@ def test_rows_that_are_not_counted_from_0():
 def test_numbers_of_positions_in_narrow_rows():
     module = mlp(lambda m, h: h.sin() * torch.arange(7)[None, :, None])
     assert joint_of(module, floats(1, 7, WIDTH)).error(2) < 1e-12
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, way):
+        ctx.way = way
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.way == "division":
+            return gradient.div(0.01, rounding_mode="floor") * 0.01, None
+        return (gradient * 100).to(torch.int64).to(gradient.dtype) / 100, None
+
+
+@pytest.mark.parametrize("way", ["division", "whole numbers"])
+def test_a_rounded_gradient_is_not_scaled(way):
+    joint = joint_of(loss(lambda z, y: cross_entropy(Rounded.apply(z, way), y)), floats(), labels())
+    assert all(region.tangent == "" for region in joint.regions) and joint.error(2) < 1e-12

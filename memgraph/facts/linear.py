@@ -30,6 +30,8 @@ def linear(node: fx.Node, dependent: Collection[fx.Node]) -> bool:
     name = short_name(node.target)
     reads = [read for read in node.all_input_nodes if is_tensor(read) or read in dependent]
     moving = [read for read in reads if read in dependent]
+    if is_tensor(node) and not node.meta["val"].dtype.is_floating_point:
+        return False  # rounded to whole numbers, or compared
     if family(node.target) in ("view", "getitem"):
         return True
     if name in _ALONE:
@@ -41,7 +43,7 @@ def linear(node: fx.Node, dependent: Collection[fx.Node]) -> bool:
         factors = [item for item in node.args[:2] if item in moving]
         return len(factors) == 1 and len(moving) == 1
     if name == "div":
-        return moving == [node.args[0]]
+        return moving == [node.args[0]] and node.kwargs.get("rounding_mode") is None
     if name == "where":
         return node.args[0] not in dependent and all(item in dependent or _zero(item) for item in node.args[1:3])
     if name in ("fma", "addmm"):

@@ -8,7 +8,12 @@ import math
 import torch
 from torch import fx
 
-from memgraph.facts import token_parts, token_picks, token_products, token_rules  # noqa: F401  they put their rules where rule_of finds them
+from memgraph.facts import (  # noqa: F401  they put their rules where rule_of finds them
+    token_parts,
+    token_picks,
+    token_products,
+    token_rules,
+)
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family, short_name
 from memgraph.facts.token_graph import PRODUCTS, Region, TokenGraph, common_path, sorted_within

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-# The fewest rows of a shard. On a CPU a head and its loss took 1.05, 1.07 and 1.06 of Inductor's time in shards of 512,
+# The fewest rows of a shard. On a CPU a head and its loss took 1.04, 1.11 and 1.07 of Inductor's time in shards of 512,
 # 256 and 128 rows (docs/decisions/0007); on CUDA nothing was measured.
 LEAST_ROWS = {"cpu": 128, "cuda": 1024}
 # What holds less of the peak than this is not worth a tile.
