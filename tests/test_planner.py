@@ -51,7 +51,6 @@ def chain(nodes, *, regions: int = 1, outputs=()) -> JointFacts:
         backward_outputs=(last,),
         stock_saved=frozenset(n + 1 for n, node in enumerate(nodes) if node[3]),
         region_names=tuple(f"layers.{n}" for n in range(regions)),
-        region_class=(0,) * regions,
     )
 
 

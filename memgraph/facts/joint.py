@@ -27,7 +27,7 @@ class JointFacts:
 
     forward, backward: values in execution order; the backward's are those that need a tangent, in the order of
     Inductor's own split. between: values that either side may compute (neither forward outputs nor tangents need
-    them alone). stock_saved: what Inductor's own split saves. region_names, region_class: by region.
+    them alone). stock_saved: what Inductor's own split saves. region_names: by region, in the order of the forward.
     retained: saved values outlive the backward (`retain_graph=True`).
     """
 
@@ -38,7 +38,6 @@ class JointFacts:
     backward_outputs: tuple[int, ...]
     stock_saved: frozenset[int]
     region_names: tuple[str, ...]
-    region_class: tuple[int, ...]
     retained: bool = False
 
     def index(self) -> dict[str, int]:
@@ -78,11 +77,15 @@ def read_joint(
         if n.op not in ("placeholder", "output") and n.name in by_name and by_name[n.name] in backward_only
     ]
     overwritten = overwritten_inputs(joint.graph.nodes)
+    users = [node for node in forward if node.meta.get("partitioner_tag") != "is_backward"]
     paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
-    assigned, names = regions.forward_regions(forward, [paths[node] for node in forward])
-    region_of = dict(zip(forward, assigned, strict=True))
-    region_of |= _backward_regions(forward, backward, region_of, names)
-    region_class = regions.classes(forward, assigned, len(names))
+    assigned, names = regions.forward_regions(users, [paths[node] for node in users])
+    region_of = dict(zip(users, assigned, strict=True))
+    served = [node for node in forward if node not in region_of]
+    last = max(len(names) - 1, 0)
+    region_of |= regions.gradient_regions(served, region_of, names, last) | regions.gradient_regions(
+        backward, region_of, names, last
+    )
 
     roots: dict[fx.Node, fx.Node] = {}
     bodies = Inside(hardware, granularity)
@@ -123,7 +126,6 @@ def read_joint(
         backward_outputs=tuple(position[n] for n in outputs[num_fwd_outputs:] if isinstance(n, fx.Node)),
         stock_saved=frozenset(position[by_name[name]] for name in stock),
         region_names=tuple(names),
-        region_class=tuple(region_class),
         retained=retained,
     )
 
@@ -191,30 +193,3 @@ def _source(node: fx.Node) -> str:
             number = parts[2].split(",")[1].replace("line", "").strip() if len(parts) > 2 else ""
             line = f"{parts[1]}:{number}"
     return line
-
-
-def _backward_regions(
-    forward: list[fx.Node], backward: list[fx.Node], region_of: Mapping[fx.Node, int], names: list[str]
-) -> dict[fx.Node, int]:
-    """A backward node belongs to the region of the forward operator whose gradient it computes."""
-    by_sequence: dict[int, int] = {}
-    for node in forward:
-        if "seq_nr" in node.meta:
-            by_sequence[node.meta["seq_nr"]] = region_of[node]
-    by_name = {name: i for i, name in enumerate(names)}
-    found: dict[fx.Node, int] = {}
-    current = len(names) - 1
-    for node in backward:
-        element = regions.element_of(regions.module_path(node.meta.get("fwd_nn_module_stack")))
-        if element in by_name:
-            current = by_name[element]
-        elif node.meta.get("seq_nr") in by_sequence and not node.meta.get("is_gradient_acc"):
-            current = by_sequence[node.meta["seq_nr"]]
-        found[node] = current
-    return found
-
-
-def saved_bytes(facts: JointFacts, saved: Iterable[int]) -> int:
-    """Bytes of the distinct storages of the saved values that are no inputs of the graph."""
-    storages = {facts.values[i].storage for i in saved}
-    return sum(facts.values[s].bytes for s in storages if facts.values[s].kind != "primal")

@@ -1,20 +1,29 @@
-"""Regions: the stretches of a forward that are kept, recomputed and scheduled as one.
+"""Regions: the stretches of a forward between which chains of recomputation may be cut.
 
-From `nn_module_stack`: one region per element of the outermost module list (`model.layers.3`), and one per stretch
-between such elements (embedding; final norm, head and loss). Where no module list is to be seen, the forward is cut
-where all data flows through one value. Regions of the same nodes in the same order and of the same shapes are one
-class.
+A region is a run of neighbouring forward operators. A new one begins where the element of the outermost module list
+changes (`model.layers.3`; what lies between two elements is a region too). A run that holds much of the graph, as all
+of a graph without a module list does, is cut further, where the fewest bytes cross. A module that runs several
+times (the cell of an unrolled LSTM, layers that share weights) has a region for each run.
+
+Autograd computes some values of its backward from forward values alone (1 - tanh(x)^2, x > 0). They belong to the region
+of the forward operator whose gradient they serve, not to the end of the forward, where they stand in the joint graph.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.fx import Node
 
+from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
+
+# A run with more than one PARTS-th of the forward's operators is cut, into parts of LEAST operators or more.
+PARTS = 24
+LEAST = 6
 
 _ROOT = re.compile(r"^[LG]\['[^']*'\]\.?")
 _MODULES = re.compile(r"(?:\.|^)(?:__dict__\['_modules'\]|_modules)?\['([^']+)'\]")
@@ -42,59 +51,98 @@ def element_of(path: str) -> str:
 
 
 def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[int], list[str]]:
-    """A region for each forward node (in execution order), and the regions' names."""
-    names: list[str] = []
-    index: dict[str, int] = {}
+    """A region for each forward operator (given in execution order), and the regions' names in that order.
+
+    paths: the module path of each operator, "" where it is not known.
+    """
+    starts = _starts(paths)
+    names, bounds = list(starts.values()), [*starts, len(nodes)]
+    crossing = _crossing_bytes(nodes)
     assigned: list[int] = []
-    elements = [element_of(path) for path in paths]
-    if not any(elements):
-        return _between_bottlenecks(nodes)
-    current = ""
-    stretch = 0
-    for element, path in zip(elements, paths, strict=True):
-        if element:
-            current = element
-        elif path and (not current or not current.startswith("between ")):
-            stretch += 1
-            current = f"between {stretch}"
-        elif not current:
-            current = "between 0"
-        if current not in index:
-            index[current] = len(names)
-            names.append(current)
-        assigned.append(index[current])
-    return assigned, names
+    found: list[str] = []
+    for name, first, last in zip(names, bounds[:-1], bounds[1:], strict=True):
+        parts = min(-(-(last - first) * PARTS // max(1, len(nodes))), (last - first) // LEAST)
+        cuts = _cuts(crossing, first, last, parts)
+        for number, (start, end) in enumerate(zip([first, *cuts], [*cuts, last], strict=True)):
+            assigned += [len(found)] * (end - start)
+            found.append(f"{name}, part {number + 1}" if cuts else name)
+    return assigned, found
 
 
-def _between_bottlenecks(nodes: Sequence[Node], most: int = 24) -> tuple[list[int], list[str]]:
-    """Cut the forward where a single computed value crosses, into at most `most` stretches of similar length."""
+def _starts(paths: Sequence[str]) -> dict[int, str]:
+    """The first operator of each run of operators that share an element, with the element's name."""
+    starts: dict[int, str] = {}
+    current, stretches = "", 0
+    for position, path in enumerate(paths):
+        element = element_of(path)
+        if element and element != current:
+            starts[position] = current = element
+        elif not element and (path or not starts) and not (starts and current.startswith("between")):
+            stretches += 1
+            starts[position] = current = f"between {stretches}"
+    return starts
+
+
+def _crossing_bytes(nodes: Sequence[Node]) -> np.ndarray:
+    """Bytes of computed values that operators at or after each position read from operators before it."""
     position = {node: i for i, node in enumerate(nodes)}
-    last_use: dict[Node, int] = {}
+    change = np.zeros(len(nodes) + 1)
     for node in nodes:
-        uses = [position[user] for user in node.users if user in position]
-        last_use[node] = max(uses, default=position[node])
-    crossing = [0] * (len(nodes) + 1)
-    for node, last in last_use.items():
-        if isinstance(node.meta.get("val"), torch.Tensor) and family(node.target) != "view":
-            crossing[position[node] + 1] += 1
-            crossing[last + 1 if last > position[node] else position[node] + 1] -= 1
-    assigned, names, running, started = [], ["stretch 0"], 0, 0
-    least = max(4, len(nodes) // most)
-    for i in range(len(nodes)):
-        running += crossing[i]
-        if running == 1 and i - started >= least and len(nodes) - i >= least:
-            names.append(f"stretch {len(names)}")
-            started = i
-        assigned.append(len(names) - 1)
-    return assigned, names
-
-
-def classes(nodes: Sequence[Node], assigned: Sequence[int], count: int) -> list[int]:
-    """The class of each region: regions of equal nodes, shapes and dtypes, in equal order, share one."""
-    signatures: list[list] = [[] for _ in range(count)]
-    for node, region in zip(nodes, assigned, strict=True):
         value = node.meta.get("val")
-        shape = (tuple(map(str, value.shape)), value.dtype) if isinstance(value, torch.Tensor) else None
-        signatures[region].append((str(node.target), shape))
-    seen: dict[tuple, int] = {}
-    return [seen.setdefault(tuple(signature), len(seen)) for signature in signatures]
+        if not isinstance(value, torch.Tensor) or family(node.target) == "view":
+            continue
+        last = max((position[user] for user in _readers(node) if user in position), default=position[node])
+        change[position[node] + 1] += logical_bytes(value)
+        change[last + 1] -= logical_bytes(value)
+    return np.cumsum(change)
+
+
+def _readers(node: Node) -> set[Node]:
+    """The operators that read a value, through views of it as well."""
+    found: set[Node] = set()
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            if user not in found:
+                found.add(user)
+                if user.op == "call_function" and family(user.target) in ("view", "getitem"):
+                    pending.append(user)
+    return found
+
+
+def _cuts(crossing: np.ndarray, first: int, last: int, parts: int) -> list[int]:
+    """Where to cut the run [first, last) into about `parts` parts: where the least crosses, near the even places."""
+    cuts: list[int] = []
+    for n in range(1, parts):
+        even = first + (last - first) * n / parts
+        reach = (last - first) / parts / 2
+        low = max(int(even - reach) + 1, (cuts[-1] if cuts else first) + 1)
+        places = range(low, min(int(even + reach), last - 1) + 1)
+        if places:
+            cuts.append(min(places, key=lambda p: (crossing[p], abs(p - even))))
+    return cuts
+
+
+def gradient_regions(
+    nodes: Sequence[Node], region_of: Mapping[Node, int], names: Sequence[str], start: int
+) -> dict[Node, int]:
+    """The region of each operator that autograd added: that of the forward operator whose gradient it serves.
+
+    nodes: in execution order.  region_of: of the forward's operators.  start: the region of operators of which nothing
+    is known, until the first of which something is.
+    """
+    by_sequence = {node.meta["seq_nr"]: region for node, region in region_of.items() if "seq_nr" in node.meta}
+    visits: dict[str, list[int]] = {}
+    for region, name in enumerate(names):
+        visits.setdefault(name.split(",")[0], []).append(region)
+    found: dict[Node, int] = {}
+    current = start
+    for node in nodes:
+        sequence = None if node.meta.get("is_gradient_acc") else by_sequence.get(node.meta.get("seq_nr"))
+        runs = visits.get(element_of(module_path(node.meta.get("fwd_nn_module_stack"))), ())
+        if sequence is not None and (not runs or sequence in runs):
+            current = sequence
+        elif runs:
+            current = min(runs, key=lambda region: abs(region - current))
+        found[node] = current
+    return found

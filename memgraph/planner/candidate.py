@@ -26,6 +26,12 @@ class Candidate:
     moves: tuple[Move, ...] = ()
     stall: float = 0.0
 
+    @property
+    def carried(self) -> int:
+        """Bytes that the forward leaves allocated: saved values and its other outputs."""
+        found, deaths = self.forward.bytes, self.forward.deaths
+        return sum(found[s] for s in found if s >= self.schedule.forward.inputs and s not in deaths)
+
 
 def fastest(candidate: Candidate) -> tuple[float, int]:
     """Order by time; ties go to the lower peak."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memgraph.planner.candidate import Candidate, fastest, smallest
+from memgraph.planner.schedule import Copies
 from memgraph.planner.transfers import Clock, Tier, place
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Offloader:
         values, facts = planner.facts.values, planner.facts
         self._returned = {values[i].storage for i in facts.forward_outputs}
         self._pins = any(value.pin and value.pin[0].startswith("offload:") for value in values)
-        self._clocks: dict[tuple[int, ...], Clock] = {}  # by what is saved: all else of a schedule follows from it
+        self._clocks: dict[tuple[tuple[int, ...], Copies], Clock] = {}  # all else of a schedule follows from these
         self._stock: Candidate | None = None
 
     def pinned(self, base: Candidate) -> Candidate:
@@ -189,10 +190,10 @@ class Offloader:
         return window * max((self.facts.values[i].bytes for i in self.movable(base)), default=0)
 
     def _clock(self, base: Candidate) -> Clock:
-        saved = base.schedule.saved
-        if saved not in self._clocks:
-            self._clocks[saved] = Clock(self.facts, base.schedule)
-        return self._clocks[saved]
+        key = (base.schedule.saved, base.schedule.copies)
+        if key not in self._clocks:
+            self._clocks[key] = Clock(self.facts, base.schedule)
+        return self._clocks[key]
 
     def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:
         """Values that a rule sends away and that stay, with the reason."""

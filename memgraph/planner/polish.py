@@ -58,7 +58,7 @@ class Polish:
                     continue
                 tried.add(saved)
                 self.left -= 1
-                candidate = self.planner.candidate(saved)
+                candidate = self.planner.candidate(saved, self.best.schedule.copies)
                 if candidate is not None and smallest(candidate) < smallest(self.best):
                     self.best, improved = candidate, True
                     break
@@ -66,7 +66,8 @@ class Polish:
 
     def _try(self, more: list[int]) -> bool:
         self.left -= 1
-        candidate = self.planner.candidate(frozenset(self.start_saved) | frozenset(more))
+        saved = frozenset(self.start_saved) | frozenset(more)
+        candidate = self.planner.candidate(saved, self.best.schedule.copies)
         if candidate is None or candidate.peak > self.bound:
             return False
         if fastest(candidate) < fastest(self.best):

@@ -1,24 +1,38 @@
 """From a set of saved values to two programs: what the forward runs, and the backward with its recomputation.
 
-A value that the backward needs and that was not saved is computed again right before its first use there. Used again
-in another region of the backward it is, where nothing but fused operators would have to run, computed once more
-(a copy), so that no recomputed value stays live across regions.
+A value that the backward needs and that was not saved is computed again right before its first use there. Where another
+region of the backward needs it too, it may be computed once more (a copy), so that it does not stay live in between: where
+fused operators alone make it of values that are held, or of values that are there at that time in any case:
+
+    y = x @ W; z = gelu(y); u = z @ V     recomputed: y, z, u. V's gradient reads z, then gelu's gradient reads y. So y
+                                          is there when z is needed, and z is made of it a second time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 
 
+class Copies(enum.IntEnum):
+    """Of which values fused operators may make a recomputed value once more: of none, of held ones, of live ones too."""
+
+    NONE = 0
+    OF_HELD = 1
+    OF_LIVE = 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """saved: values that cross.  backward_steps: (value, copy) in order; copy 0 is the first.
 
-    forward, backward: the programs for the sweep.  forward_region, backward_region: region of each slot.
+    copies: which values may be computed once more.
+
+    forward, backward: the programs for the sweep.
     seconds: predicted time of recomputation, by region.  recomputed: values computed again.
     """
 
@@ -27,17 +41,20 @@ class Schedule:
     backward_reads: tuple[tuple[tuple[int, int], ...], ...]
     forward: Program
     backward: Program
-    forward_region: tuple[int, ...]
-    backward_region: tuple[int, ...]
     seconds: tuple[float, ...]
     recomputed: frozenset[int]
+    copies: Copies
+
+
+NEVER, ALWAYS = -1, 2**62
+MOST_SOURCES = 8
 
 
 class Unschedulable(Exception):
     """A saved set from which the backward cannot be computed: a value that must not run twice is missing."""
 
 
-def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) -> Schedule:
+def make_schedule(facts: JointFacts, saved: Iterable[int], copies: Copies = Copies.OF_HELD) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped."""
     values = facts.values
     held = set(saved)
@@ -48,9 +65,9 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) 
     counts: dict[int, int] = {}
     steps: list[tuple[int, int]] = []
     reads: list[tuple[tuple[int, int], ...]] = []
-    regions: list[int] = []
     seconds = [0.0] * len(facts.region_names)
-    cheap = _cheap_to_copy(facts, held)
+    until = _copied_until(facts, held, copies)
+    now = 0  # position in facts.backward
 
     def at_hand(i: int, region: int) -> tuple[int, int] | None:
         """The slot from which the step of `region` reads value i, or None where it has to be computed first."""
@@ -60,7 +77,7 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) 
             return (i, 0)
         if (i, region) in made:
             return (i, made[i, region])
-        if i in newest and not (copies and cheap[i]):
+        if i in newest and until[i] < now:
             return (i, newest[i][0])
         return None
 
@@ -85,19 +102,17 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) 
             newest[j] = (copy, region)
             steps.append((j, copy))
             reads.append(sources)  # type: ignore[arg-type]
-            regions.append(region)
             seconds[region] += values[j].seconds
 
-    for b in facts.backward:
+    for now, b in enumerate(facts.backward):  # noqa: B007, at_hand reads it
         region = values[b].region
         for i in values[b].inputs:
             if at_hand(i, region) is None:
                 compute(i, region)
         steps.append((b, 0))
         reads.append(tuple(at_hand(i, region) for i in values[b].inputs))  # type: ignore[misc]
-        regions.append(region)
         made[b, -1] = 0
-    last_region = regions[-1] if regions else 0
+    last_region = values[facts.backward[-1]].region if facts.backward else 0
     for i in facts.backward_outputs:  # a gradient may be a forward value itself
         if i not in backward_set and at_hand(i, last_region) is None:
             compute(i, last_region)
@@ -110,23 +125,66 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: bool = True) 
         backward_reads=tuple(reads),
         forward=forward,
         backward=backward,
-        forward_region=tuple(values[v].region for v in forward.values),
-        backward_region=(0,) * backward.inputs + tuple(regions),
         seconds=tuple(seconds),
         recomputed=frozenset(i for i, _ in steps if i not in backward_set),
+        copies=Copies(copies),
     )
 
 
-def _cheap_to_copy(facts: JointFacts, held: set[int]) -> list[bool]:
-    """Whether a value comes from what is at hand through fused operators only."""
-    cheap = []
-    for i, value in enumerate(facts.values):
-        if i in held or value.kind in ("primal", "tangent"):
-            cheap.append(True)
+def _copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[int]:
+    """Up to which position of the backward a value may be made once more.
+
+    A recomputed value is there until the last operator of the backward that reads it, or that reads what fused operators
+    make of it alone. It is not there for the sake of a value that all of these are made through: that one could
+    be there in its place (tanh's gradient reads tanh(y), not y).
+    """
+    values = facts.values
+    if copies is Copies.NONE:
+        return [NEVER] * len(values)
+    sources, through = _sources(facts, held)
+    reads: dict[int, list[tuple[int, int]]] = {}  # storage -> (position in the backward, value that is read there), last first
+    if copies is Copies.OF_LIVE:
+        for position in range(len(facts.backward) - 1, -1, -1):
+            for i in values[facts.backward[position]].inputs:
+                made_of = sources[i]
+                if made_of is not None and len(made_of) == 1:
+                    reads.setdefault(next(iter(made_of)), []).append((position, i))
+
+    def there(source: int, i: int) -> int:
+        others = (position for position, read in reads.get(source, ()) if i not in through[read])
+        return next(others, NEVER)
+
+    until = []
+    for i, value in enumerate(values):
+        made_of = sources[i]
+        if made_of is None or value.storage in made_of:
+            until.append(NEVER)
         else:
-            fused = value.kind in ("view", "pointwise", "symbol")
-            cheap.append(fused and not value.fixed and all(cheap[j] for j in value.inputs))
-    return cheap
+            until.append(min((there(source, i) for source in made_of), default=ALWAYS))
+    return until
+
+
+def _sources(facts: JointFacts, held: set[int]) -> tuple[list[frozenset[int] | None], list[frozenset[int]]]:
+    """For each value: the storages of which fused operators alone make it, None for too many; what they make on the way.
+
+    Held values and inputs are made of nothing: they are there.
+    """
+    nothing: frozenset[int] = frozenset()
+    sources: list[frozenset[int] | None] = []
+    through: list[frozenset[int]] = []
+    for i, value in enumerate(facts.values):
+        found: frozenset[int] | None = nothing
+        way = nothing
+        if i not in held and value.kind not in ("primal", "tangent"):
+            found = frozenset((value.storage,))
+            if value.kind in ("view", "pointwise", "symbol") and not value.fixed:
+                made_of = [sources[j] for j in value.inputs]
+                found = None if None in made_of else nothing.union(*made_of)  # type: ignore[arg-type]
+                found = None if found is not None and len(found) > MOST_SOURCES else found
+                way = nothing if not found else frozenset((i,)).union(*(through[j] for j in value.inputs))
+        sources.append(found)
+        through.append(way)
+    return sources, through
 
 
 def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:

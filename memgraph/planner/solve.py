@@ -1,7 +1,7 @@
 """Choose what to save so that the peak stays under a bound at the least recomputation.
 
-1. Uniform: the cut (cut.py) at a handful of prices a byte, each once as it is and once with the inputs of every 1, 2,
-   4, ... neighbouring regions held, so that no chain of recomputation is longer than that.
+1. Uniform: the cut (cut.py) at a handful of prices a byte, each once as it is and once for each of a handful of choices of
+   borders (segments.py), across which no chain of recomputation reaches.
 2. Mixed: where one uniform choice is too large and a slower one fits, the first regions take the slower and the others
    the faster; what is saved early lives longest. Bisection finds how many regions must.
 3. Polished (polish.py): single values are saved again while there is room.
@@ -15,30 +15,36 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 
 from memgraph.facts.joint import JointFacts
-from memgraph.facts.liveness import Sweep, sweep
+from memgraph.facts.liveness import sweep
 from memgraph.planner.candidate import Candidate, fastest, smallest
 from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.offload import Offloader, Tiers
 from memgraph.planner.polish import Polish
-from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
+from memgraph.planner.schedule import Copies, Schedule, Unschedulable, make_schedule
+from memgraph.planner.segments import segment_costs
 
 MENU = 6
+# Limits on the peak for which borders are found, between the lowest that they reach and Inductor's own peak, and how many
+# of the prices (dearest bytes first) are tried with each.
+LIMITS = 8
+BORDER_PRICES = 2
 NEIGHBOURS = 2
 # From "a byte is worth next to nothing" to "a byte is worth any recomputation", in seconds a byte.
 PRICES = (1e-12, 1e-6)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class Entry:
-    """A uniform choice: a price in seconds a byte, and how many regions a chain may span (0: any number)."""
+    """A uniform choice: a price in seconds a byte, and the regions at whose start chains of recomputation end."""
 
     price: float
-    segment: int
+    borders: tuple[int, ...]
+    copies: Copies
 
 
 class Planner:
@@ -57,12 +63,13 @@ class Planner:
         recompute: bool = True,
         offload: Tiers | None = None,
     ) -> None:
-        self.facts, self.fused, self.copies, self.recompute = facts, fused, copies, recompute
-        base = make_schedule(facts, facts.stock_saved, copies)
+        self.facts, self.fused, self.recompute = facts, fused, recompute
+        self.copies = Copies.OF_HELD if copies else Copies.NONE
+        base = make_schedule(facts, facts.stock_saved, self.copies)
         self.stock_seconds = self._seconds(base)
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
-        self._seen: dict[frozenset[int], Candidate] = {frozenset(base.saved): self.stock}
-        self._boundaries: dict[int, frozenset[int]] = {}
+        self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {(frozenset(base.saved), self.copies): self.stock}
+        self._boundaries: dict[tuple[int, ...], frozenset[int]] = {}
         self._uniform: list[tuple[Entry, Candidate]] | None = None
         self.offloader = Offloader(self, offload) if offload is not None and offload.tiers else None
 
@@ -118,8 +125,8 @@ class Planner:
         """Sweep a schedule: its peak under the model, and its time."""
         forward = sweep(self.facts.values, schedule.forward, self.fused)
         backward = sweep(self.facts.values, schedule.backward, self.fused)
-        peak = max(forward.peak, carried(schedule, forward) + backward.peak)
-        return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self.stock_seconds)
+        found = Candidate(schedule, forward, backward, 0, self._seconds(schedule) - self.stock_seconds)
+        return dataclasses.replace(found, peak=max(forward.peak, found.carried + backward.peak))
 
     def _seconds(self, schedule: Schedule) -> float:
         return sum(schedule.seconds) + sum(self.facts.values[i].hold for i in schedule.saved)
@@ -133,13 +140,13 @@ class Planner:
                 prices = self.cut.prices(*PRICES, MENU)
             except Uncuttable:
                 return self._uniform
-            found = []
-            for price, segment in itertools.product(prices, (0, *self.segments())):
-                held = self.boundaries(segment) if segment else ()
-                candidate = self._cut(np.full(len(self.facts.region_names), price), held)
-                if candidate is not None:
-                    found.append((Entry(price, segment), candidate))
-            for entry, candidate in sorted(found, key=lambda pair: (fastest(pair[1]), pair[0].segment)):
+            entries = [Entry(price, (), self.copies) for price in prices]
+            for borders in self.borders(prices[-1]):
+                entries += [Entry(price, borders, self.copies) for price in prices[-BORDER_PRICES:]]
+                if self.copies is not Copies.NONE:
+                    entries.append(Entry(prices[-1], borders, Copies.OF_LIVE))
+            found = [(entry, candidate) for entry in entries if (candidate := self._at(entry)) is not None]
+            for entry, candidate in sorted(found, key=lambda pair: (fastest(pair[1]), pair[0])):
                 if all(candidate.peak < other.peak for _, other in self._uniform):
                     self._uniform.append((entry, candidate))
         return self._uniform
@@ -155,24 +162,40 @@ class Planner:
             and not (values[i].pin and values[i].pin[0] == "recompute")
         ]
 
-    def segments(self) -> Iterator[int]:
-        """Numbers of neighbouring regions that one chain of recomputation may span."""
-        size = 1
-        while size < len(self.facts.region_names):
-            yield size
-            size *= 2
+    def borders(self, price: float) -> list[tuple[int, ...]]:
+        """Choices of borders, for limits on the peak from the lowest that can be reached up to Inductor's own peak."""
+        every = tuple(range(1, len(self.facts.region_names)))
+        candidate = self._at(Entry(price, every, self.copies)) if every else None
+        if candidate is None:
+            return []
+        costs = segment_costs(self.facts, candidate)
+        lowest = costs.lowest()
+        limits = np.geomspace(lowest, max(lowest, self.stock.peak), LIMITS)
+        found = [costs.borders(limit) for limit in limits]
+        return list(dict.fromkeys([every, *(chosen for chosen in found if chosen)]))
 
-    def boundaries(self, segment: int) -> frozenset[int]:
-        """Values that enter a later segment and that more than fused operators have made: never computed again."""
-        if segment in self._boundaries:
-            return self._boundaries[segment]
+    def boundaries(self, borders: tuple[int, ...]) -> frozenset[int]:
+        """Values that cross a border and that more than fused operators have made: never computed again.
+
+        Where an operator reads several values of earlier segments that are larger than its own (a list of all states of a
+        recurrent network, stacked at the end), its output is held instead of them.
+        """
+        if borders in self._boundaries:
+            return self._boundaries[borders]
         values, forward = self.facts.values, set(self.facts.forward)
+        segment = np.searchsorted(borders, np.arange(len(self.facts.region_names)), side="right")
         crossing: set[int] = set()
         for i in self.facts.forward:
+            earlier = set()
             for read in values[i].inputs:
-                if read in forward and values[read].region // segment != values[i].region // segment:
+                if read in forward and segment[values[read].region] != segment[values[i].region]:
                     root = values[read].storage
-                    crossing.add(root if values[root].savable else read)
+                    earlier.add(root if values[root].savable else read)
+            gathers = len(earlier) > 1 and values[i].savable and values[i].kind != "view"
+            if gathers and sum(values[j].bytes for j in earlier) >= values[i].bytes:
+                crossing.add(i)
+            else:
+                crossing |= earlier
         kept: set[int] = set()
         easy = [value.kind in ("primal", "tangent") for value in values]
         for i in self.facts.forward:
@@ -181,8 +204,8 @@ class Planner:
             if i in crossing and not easy[i] and value.savable and value.kind != "view":
                 kept.add(i)
                 easy[i] = True
-        self._boundaries[segment] = frozenset(kept)
-        return self._boundaries[segment]
+        self._boundaries[borders] = frozenset(kept)
+        return self._boundaries[borders]
 
     def _mixed(self, slow: Entry, fast: Entry, bound: int) -> Candidate | None:
         """The slower choice for as few of the first regions as the bound allows, the faster for the rest."""
@@ -202,34 +225,32 @@ class Planner:
         values = self.facts.values
         number = np.arange(len(self.facts.region_names))
         price = np.where(number < regions, first.price, then.price)
-        held: set[int] = set()
-        if first.segment:
-            held |= {i for i in self.boundaries(first.segment) if values[i].region < regions}
-        if then.segment:
-            held |= {i for i in self.boundaries(then.segment) if values[i].region >= regions}
-        return self._cut(price, held)
+        held = {i for i in self.boundaries(first.borders) if values[i].region < regions}
+        held |= {i for i in self.boundaries(then.borders) if values[i].region >= regions}
+        return self._cut(price, held, max(first.copies, then.copies))
 
-    def _cut(self, price: np.ndarray, held: Collection[int]) -> Candidate | None:
+    def _at(self, entry: Entry) -> Candidate | None:
+        price = np.full(len(self.facts.region_names), entry.price)
+        return self._cut(price, self.boundaries(entry.borders), entry.copies)
+
+    def _cut(self, price: np.ndarray, held: Collection[int], copies: Copies) -> Candidate | None:
         try:
-            return self.candidate(self.cut.at(price, held).saved)
+            return self.candidate(self.cut.at(price, held).saved, copies)
         except Uncuttable:
             return None
 
-    def candidate(self, saved: frozenset[int]) -> Candidate | None:
+    def candidate(self, saved: frozenset[int], copies: Copies | None = None) -> Candidate | None:
         """Schedule and sweep a saved set; None where the backward cannot be computed from it."""
-        if saved not in self._seen:
+        key = (saved, self.copies if copies is None else copies)
+        if key not in self._seen:
             try:
-                self._seen[saved] = self.evaluate(make_schedule(self.facts, saved, self.copies))
+                self._seen[key] = self.evaluate(make_schedule(self.facts, *key))
             except Unschedulable:
                 return None
-        return self._seen[saved]
+        return self._seen[key]
 
     def _polish(self, start: Candidate, bound: int | None) -> Candidate:
         """Save single values again while there is room; without a bound, whatever lowers the peak."""
         polish = Polish(self, start, bound)
         return polish.lower() if bound is None else polish.fill()
 
-
-def carried(schedule: Schedule, forward: Sweep) -> int:
-    """Bytes that the forward leaves allocated: saved values and its other outputs."""
-    return sum(size for s, size in forward.bytes.items() if s >= schedule.forward.inputs and s not in forward.deaths)
