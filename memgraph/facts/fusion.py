@@ -28,7 +28,7 @@ def price_fusion(facts: JointFacts, hardware: Hardware) -> JointFacts:
     for i in facts.forward:
         if values[i].kind == "pointwise" and i not in forward:
             fuse(i, hold=2 * values[i].bytes / hardware.memory_bandwidth)
-    backward = written(facts.values, make_schedule(facts, facts.stock_saved).backward)
+    backward = written(facts.values, make_schedule(facts, facts.stock_saved, settle=False).backward)
     for i in facts.backward:
         if values[i].kind == "pointwise" and i not in backward:
             fuse(i, hold=values[i].hold)

@@ -21,6 +21,10 @@ from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
 
 
+# Sums of one gradient from which on they are written to memory one by one (docs/decisions/0010).
+LEAST_SUMS = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class JointFacts:
     """A joint graph without its fx nodes.
@@ -88,6 +92,7 @@ def read_joint(
     )
 
     roots: dict[fx.Node, fx.Node] = {}
+    sums = gradient_sums(backward)
     bodies = Inside(hardware, granularity)
     values = []
     for node in nodes:
@@ -112,6 +117,7 @@ def read_joint(
                 fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
                 pin=_pin(node, pins or {}),
                 heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
+                accumulates=node in sums,
                 movable=owns and kind != "primal" and _movable(val, hardware.device),
                 module=path,
                 source=_source(node),
@@ -150,6 +156,27 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         if node.op == "call_function" and family(node.target) == "view" and found.intersection(node.all_input_nodes):
             found.add(node)
     return found
+
+
+def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
+    """The additions by which the gradients of a value that is read often add up, where there are LEAST_SUMS or more."""
+    backward = set(backward)
+    chains: list[list[fx.Node]] = []
+    sums = {node for node in backward if node.target is torch.ops.aten.add.Tensor and _adds_gradients(node, backward)}
+    for node in sums:
+        if any(user in sums for user in node.users) and len(node.users) == 1:
+            continue  # not the last of its chain
+        chain = [node]
+        while previous := [arg for arg in chain[-1].all_input_nodes if arg in sums and len(arg.users) == 1][:1]:
+            chain += previous
+        chains.append(chain)
+    return {node for chain in chains if len(chain) >= LEAST_SUMS for node in chain}
+
+
+def _adds_gradients(node: fx.Node, backward: set[fx.Node]) -> bool:
+    values = [arg.meta.get("val") if isinstance(arg, fx.Node) else None for arg in (node, *node.args[:2])]
+    same = all(isinstance(v, torch.Tensor) and v.shape == values[0].shape for v in values)
+    return same and not node.kwargs and backward.issuperset(node.args[:2])
 
 
 def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:

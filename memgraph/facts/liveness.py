@@ -28,6 +28,7 @@ class Program:
     outputs: slots that live on.  owned: input slots whose storage is freed after its last use; others are the caller's.
     until: (slot, step): the slot's storage stands until that step is done at the least (a copy to another tier).
     loads: steps that read nothing here and bring a value back from another tier.
+    settled: slots that are written to memory whatever reads them: sums of a gradient, so that what they add can go.
     """
 
     values: tuple[int, ...]
@@ -37,6 +38,7 @@ class Program:
     owned: frozenset[int]
     until: tuple[tuple[int, int], ...] = ()
     loads: frozenset[int] = frozenset()
+    settled: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _wanted(kinds: list[str], program: Program) -> tuple[list[int], list[bool]]:
     """How many steps read each slot, and whether something that fuses with nothing does, through views as well."""
     readers = [0] * len(kinds)
     wanted = [False] * len(kinds)
-    for slot in (*program.outputs, *(slot for slot, _ in program.until)):
+    for slot in (*program.outputs, *program.settled, *(slot for slot, _ in program.until)):
         wanted[slot] = True
     for slot in range(len(kinds) - 1, program.inputs - 1, -1):
         kind = kinds[slot]

@@ -32,6 +32,7 @@ class Value:
     storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
     fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
     scratch: bytes that its operator holds beyond its outputs while it runs (a body's own values).
+    accumulates: whether it is one of several sums of a gradient, each but the last read by the next alone.
     movable: whether its bytes may be copied to another tier and back: it owns them, they lie on the device, densely.
     """
 
@@ -48,6 +49,7 @@ class Value:
     hold: float = 0.0
     heavy: bool = False
     movable: bool = False
+    accumulates: bool = False
     scratch: int = 0
     module: str = ""
     source: str = ""

@@ -54,8 +54,14 @@ class Unschedulable(Exception):
     """A saved set from which the backward cannot be computed: a value that must not run twice is missing."""
 
 
-def make_schedule(facts: JointFacts, saved: Iterable[int], copies: Copies = Copies.OF_HELD) -> Schedule:
-    """Order the backward for a saved set; saved values that nothing needs are dropped."""
+def make_schedule(
+    facts: JointFacts, saved: Iterable[int], copies: Copies = Copies.OF_HELD, *, settle: bool = True
+) -> Schedule:
+    """Order the backward for a saved set; saved values that nothing needs are dropped.
+
+    settle: sums of a gradient are written to memory one by one.  Inductor by itself makes one kernel of all of them, until which
+    all that they add stays live.
+    """
     values = facts.values
     held = set(saved)
     backward_set = set(facts.backward)
@@ -118,7 +124,7 @@ def make_schedule(facts: JointFacts, saved: Iterable[int], copies: Copies = Copi
             compute(i, last_region)
     crossing = tuple(sorted(needed))
     forward = forward_program(facts, crossing)
-    backward = _backward_program(facts, crossing, steps, reads)
+    backward = _backward_program(facts, crossing, steps, reads, settle)
     return Schedule(
         saved=crossing,
         backward_steps=tuple(steps),
@@ -214,6 +220,7 @@ def _backward_program(
     crossing: tuple[int, ...],
     steps: list[tuple[int, int]],
     reads: list[tuple[tuple[int, int], ...]],
+    settle: bool,
 ) -> Program:
     values = facts.values
     tangents = [i for i, value in enumerate(values) if value.kind == "tangent"]
@@ -237,4 +244,5 @@ def _backward_program(
             and values[values[i].storage].kind != "primal"
             and values[i].storage not in forward_outputs
         ),
+        settled=frozenset(slot[step] for step in steps if settle and values[step[0]].accumulates),
     )

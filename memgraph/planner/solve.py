@@ -65,10 +65,12 @@ class Planner:
     ) -> None:
         self.facts, self.fused, self.recompute = facts, fused, recompute
         self.copies = Copies.OF_HELD if copies else Copies.NONE
-        base = make_schedule(facts, facts.stock_saved, self.copies)
+        base = make_schedule(facts, facts.stock_saved, self.copies, settle=False)
         self.stock_seconds = self._seconds(base)
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
-        self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {(frozenset(base.saved), self.copies): self.stock}
+        self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
+        if not any(value.accumulates for value in facts.values):
+            self._seen[frozenset(base.saved), self.copies] = self.stock
         self._boundaries: dict[tuple[int, ...], frozenset[int]] = {}
         self._uniform: list[tuple[Entry, Candidate]] | None = None
         self.offloader = Offloader(self, offload) if offload is not None and offload.tiers else None
