@@ -26,6 +26,7 @@ def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tup
         peak=chosen.peak,
         seconds=chosen.seconds,
         transfers=tuple(_transfers(facts, chosen)),
+        settled=tuple(values[schedule.backward.values[slot]].name for slot in sorted(schedule.backward.settled)),
     )
 
 

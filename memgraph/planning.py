@@ -20,6 +20,7 @@ from memgraph.passes.offload import offload
 from memgraph.passes.operands import read_operands
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
+from memgraph.passes.settle import settle
 from memgraph.pins import apply_rules, protect, send_away
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
@@ -205,6 +206,7 @@ class _Partition:
         check(forward, backward, pass_name="partition")
         backward = recompute(backward, plan)
         check(forward, backward, pass_name="recompute")
+        backward = settle(backward, plan)
         if plan.transfers:
             told = settings(self.options, self.tiers, graph=hashlib.sha256(joint.code.encode()).hexdigest()[:16])
             forward, backward = offload(forward, backward, plan, num_fwd_outputs=count, settings=told)

@@ -98,18 +98,58 @@ def test_elements_and_stretches_between_them():
     assert assigned == [0, 1, 1, 1, 2, 3, 3, 3]
 
 
-def test_equal_regions_are_one_class():
-    nodes, paths = traced(*[(f"h.{n}", (size,)) for n, size in ((0, 2), (0, 2), (1, 2), (1, 2), (2, 2), (2, 3))])
+def test_a_module_that_runs_twice_has_a_region_for_each_run():
+    nodes, paths = traced(*[(path, (2,)) for path in ("h.0", "h.1", "h.0", "", "h.1", "norm", "h.0")])
     assigned, names = regions.forward_regions(nodes, paths)
-    assert regions.classes(nodes, assigned, len(names)) == [0, 0, 1]
+    assert names == ["h.0", "h.1", "h.0", "h.1", "between 1", "h.0"]
+    assert assigned == [0, 1, 2, 2, 3, 4, 5]
 
 
-def test_without_modules_the_forward_is_cut_where_one_value_crosses():
-    nodes, paths = traced(*[("", (2,))] * 40)
+def test_without_modules_the_forward_is_cut_into_even_parts():
+    nodes, paths = traced(*[("", (2,))] * 144)
     assigned, names = regions.forward_regions(nodes, paths)
-    assert assigned == sorted(assigned) and len(names) == assigned[-1] + 1
-    assert 2 <= len(names) <= 24
-    assert min(assigned.count(region) for region in set(assigned)) >= 4
+    assert assigned == sorted(assigned) and len(names) == assigned[-1] + 1 == 24
+    assert {assigned.count(region) for region in set(assigned)} == {6}
+
+
+def test_a_long_run_is_cut_where_the_fewest_bytes_cross():
+    """Cells of eight operators, of which one is small: a region ends with each."""
+    nodes, paths = traced(*[("cell", (2,) if n % 8 == 5 else (64,)) for n in range(8 * 12)])
+    nodes, paths = nodes[:-4], paths[:-4]
+    assigned, names = regions.forward_regions(nodes, paths)
+    last = [n for n in range(len(nodes) - 1) if assigned[n] != assigned[n + 1]]
+    assert set(range(5, len(nodes) - 1, 8)) <= set(last)
+    assert names[:2] == ["between 1, part 1", "between 1, part 2"]
+
+
+def test_gradients_that_need_no_tangent_are_in_the_region_of_their_operator():
+    """1 - tanh(x)^2 stands at the end of the forward, and the backward of its own block reads it."""
+    facts = capture_module(Net(), (torch.ones(2, 4, requires_grad=True),)).facts
+    ours = set(facts.forward)
+    read = {i for b in facts.backward for i in facts.values[b].inputs if i in ours}
+    slopes = [facts.values[i] for i in sorted(read) if facts.values[i].name.startswith("sub")]
+    assert sorted(facts.region_names[value.region] for value in slopes) == ["blocks.0", "blocks.1"]
+
+
+class Often(nn.Module):
+    """One weight, read `times` times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.weight, self.times = nn.Parameter(torch.ones(4, 4)), times
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = (x @ self.weight).sin()
+        return (x.sum(),)
+
+
+@pytest.mark.parametrize("times, sums", [(2, 0), (3, 0), (4, 3), (6, 5)])
+def test_sums_of_a_gradient_are_known_from_three_on(times, sums):
+    facts = capture_module(Often(times), (torch.ones(2, 4, requires_grad=True),)).facts
+    found = [value for value in facts.values if value.accumulates]
+    assert len(found) == sums
+    assert all(value.kind == "pointwise" and value.bytes == 64 for value in found)
 
 
 def test_a_backward_node_has_the_region_of_what_it_differentiates():

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
+from memgraph.passes.settle import settle
 from memgraph.planner.plan import Plan, Step
 from memgraph.verify import verify_partition
 
@@ -218,3 +219,13 @@ def test_a_draw_is_not_left_in_the_backward():
     forward, backward = partition(captured.joint, plan, num_fwd_outputs=1, static_lifetime_input_indices=[])
     assert "rand" in text(forward) and "rand" not in text(backward)
     verify_partition(captured.before, forward, backward, num_fwd_outputs=1, pass_name="partition")
+
+
+def test_sums_are_marked_to_be_written(chain):
+    _, backward = cut(chain, "primals_2", "primals_1")
+    names = [node.name for node in backward.graph.nodes if node.op == "call_function"]
+    marked = settle(backward, Plan((), (), settled=(names[1],)))
+    found = [n.name for n in marked.graph.nodes if n.meta.get("inductor_realize_to_strides")]
+    assert found == [names[1]] and marked.code == backward.code
+    with pytest.raises(ValueError, match="add_9, which the backward does not hold"):
+        settle(backward, Plan((), (), settled=("add_9",)))

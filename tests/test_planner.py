@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.plan import Decision, Plan, Step
-from memgraph.planner.schedule import Unschedulable, make_schedule
+from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
+from memgraph.planner.segments import SegmentCosts
 from memgraph.planner.solve import Planner
 
 SETTINGS = settings(deadline=None, derandomize=True, database=None)
@@ -153,8 +155,115 @@ def test_a_long_chain_is_cut_into_segments():
     assert planner.smallest().peak <= planner.stock.peak // 2
 
 
+def chain_of(length: int) -> JointFacts:
+    return chain([((n,), 100, 1e-6, True, "") for n in range(length)], regions=length)
+
+
+@pytest.mark.parametrize("length", (16, 36, 64, 144, 256))
+def test_a_chain_reaches_the_optimum(length):
+    """Of all choices of borders, each value computed again at most once: about sqrt(2 n) values of n."""
+    planner = Planner(chain_of(length))
+    smallest = planner.smallest()
+    assert smallest.peak <= 100 * (fewest(length) + 1)
+    assert smallest.seconds <= length * 1e-6
+
+
+def fewest(length: int) -> int:
+    """The least number of values of a chain that must be live at once, borders included, over all choices of borders."""
+    # least[rest][borders]: for the last `rest` values, behind that many borders; a segment has its values and the borders.
+    least = [[0] * (length + 2)]
+    for rest in range(1, length + 1):
+        row = [
+            min(max(borders + segment, least[rest - segment][borders + 1]) for segment in range(1, rest + 1))
+            for borders in range(length - rest + 1)
+        ]
+        least.append(row)
+    return least[length][0]
+
+
+@settings(SETTINGS, max_examples=25)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=9))
+def test_borders_of_an_uneven_chain_against_every_saved_set(sizes):
+    facts = chain([((n,), 100 * size, 1e-6, True, "") for n, size in enumerate(sizes)], regions=len(sizes))
+    planner = Planner(facts)
+    every = [planner.candidate(frozenset(saved)) for saved, _, _ in subsets(facts)]
+    best = min(candidate.peak for candidate in every if candidate is not None)
+    # The costs of segments take a segment's recomputation to begin before its last operator gives up its own value.
+    assert best <= planner.smallest().peak <= best + 100 * max(sizes)
+
+
+@settings(SETTINGS, max_examples=60)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.data())
+def test_borders_against_every_choice_of_them(sizes, data):
+    """The least limit that works, and the least held under a limit, among all sets of borders."""
+    count = len(sizes)
+    again = data.draw(st.lists(st.integers(0, 50), min_size=count, max_size=count))
+    crossing, peak = np.zeros((count, count)), np.full((count, count), -np.inf)
+    for first in range(count):
+        for last in range(first, count):
+            peak[first, last] = sum(sizes[first : last + 1]) + again[last]
+            crossing[first, last] = 0 if first == last else sizes[last - 1]
+    peak = np.maximum.accumulate(peak, axis=1)
+    costs = SegmentCosts(crossing, peak)
+
+    def level(borders: tuple[int, ...]) -> float:
+        held, highest = 0.0, 0.0
+        for first, after in itertools.pairwise((0, *borders, count)):
+            highest = max(highest, held + peak[first, after - 1])
+            held += crossing[first, after] if after < count else 0.0
+        return highest
+
+    choices = [b for size in range(count) for b in itertools.combinations(range(1, count), size)]
+    best = min(map(level, choices))
+    lowest = costs.lowest()
+    assert best <= lowest <= best * (1 + 1e-6) + 1e-6
+    assert level(costs.borders(lowest)) == pytest.approx(best)
+    assert costs.borders(best * 0.99 - 1e-3) is None
+
+
+def test_a_copy_is_made_of_what_is_there_anyway():
+    """z = gelu(y) is read before y by the backward: made of y again, so that it is not kept from its first use on."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("y0", "extern", 0, at=1, size=8, seconds=1.0),
+        value("z0", "pointwise", 1, at=2, size=8, seconds=0.1),
+        value("y1", "extern", 2, at=3, size=8, seconds=1.0, region=1),
+        value("z1", "pointwise", 3, at=4, size=8, seconds=0.1, region=1),
+        value("dz", "tangent", at=5, size=8),
+        value("b1", "extern", 4, 5, at=6, size=8, region=1),  # reads z1
+        value("c1", "extern", 3, 6, at=7, size=8, region=1),  # reads y1
+        value("b0", "extern", 2, 7, at=8, size=8),  # reads z0
+        value("c0", "extern", 1, 8, at=9, size=8),  # reads y0
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3, 4), (6, 7, 8, 9), (), (9,), frozenset((1, 2, 3, 4)), ("0", "1"))
+    once = make_schedule(facts, (), Copies.OF_HELD)
+    twice = make_schedule(facts, (), Copies.OF_LIVE)
+    assert [step for step in once.backward_steps if step[0] == 2] == [(2, 0)]
+    assert [step for step in twice.backward_steps if step[0] == 2] == [(2, 0), (2, 1)]
+    assert [step for step in twice.backward_steps if step[0] == 1] == [(1, 0)]
+
+
+def test_no_copy_for_the_sake_of_which_its_source_would_stay():
+    """t = tanh(y): the backward reads t alone. To keep y for it saves nothing."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("y", "extern", 0, at=1, size=8, seconds=1.0),
+        value("t", "pointwise", 1, at=2, size=8, seconds=0.1),
+        value("u", "extern", 2, at=3, size=8, seconds=1.0, region=1),
+        value("slope", "pointwise", 2, at=4, size=8, seconds=0.1),
+        value("dz", "tangent", at=5, size=8),
+        value("b1", "extern", 3, 5, at=6, size=8, region=1),
+        value("b0", "extern", 2, 6, at=7, size=8),
+        value("c0", "pointwise", 4, 7, at=8, size=8),
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3, 4), (6, 7, 8), (), (8,), frozenset((2, 3)), ("0", "1"))
+    schedule = make_schedule(facts, (), Copies.OF_LIVE)
+    assert [step for step in schedule.backward_steps if step[0] == 2] == [(2, 0)]
+
+
 def test_a_plan_survives_json():
     decision = Decision("f0", 8, "recompute", "layers.0", "model.py:3", 0.5, "dropped for the budget")
-    plan = Plan(("x", "f1"), (Step("f0", 0, (0,)), Step("b0", 0, (0, 1))), False, (decision,), 24, 0.5)
+    steps = (Step("f0", 0, (0,)), Step("b0", 0, (0, 1)))
+    plan = Plan(("x", "f1"), steps, False, (decision,), 24, 0.5, settled=("add_3",))
     assert Plan.from_json(plan.to_json()) == plan
     assert hash(plan) == hash(Plan.from_json(plan.to_json()))

@@ -20,7 +20,6 @@ from memgraph.facts.operators import family, short_name, twice_is_wrong
 from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
 
-
 # Sums of one gradient from which on they are written to memory one by one (docs/decisions/0010).
 LEAST_SUMS = 3
 

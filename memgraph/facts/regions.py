@@ -5,8 +5,9 @@ changes (`model.layers.3`; what lies between two elements is a region too). A ru
 of a graph without a module list does, is cut further, where the fewest bytes cross. A module that runs several
 times (the cell of an unrolled LSTM, layers that share weights) has a region for each run.
 
-Autograd computes some values of its backward from forward values alone (1 - tanh(x)^2, x > 0). They belong to the region
-of the forward operator whose gradient they serve, not to the end of the forward, where they stand in the joint graph.
+Autograd computes some values of its backward from forward values alone (1 - tanh(x)^2, x > 0). They belong to the
+region of the forward operator whose gradient they serve, not to the end of the forward, where they stand in the joint
+graph.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from torch.fx import Node
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
 
-# A run with more than one PARTS-th of the forward's operators is cut, into parts of LEAST operators or more.
+# A run with more than one PARTS-th of the forward's operators, or with MOST of them, is cut into parts of LEAST or
+# more.
 PARTS = 24
-LEAST = 6
+LEAST, MOST = 6, 64
 
 _ROOT = re.compile(r"^[LG]\['[^']*'\]\.?")
 _MODULES = re.compile(r"(?:\.|^)(?:__dict__\['_modules'\]|_modules)?\['([^']+)'\]")
@@ -61,7 +63,8 @@ def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[i
     assigned: list[int] = []
     found: list[str] = []
     for name, first, last in zip(names, bounds[:-1], bounds[1:], strict=True):
-        parts = min(-(-(last - first) * PARTS // max(1, len(nodes))), (last - first) // LEAST)
+        count = last - first
+        parts = min(max(-(-count * PARTS // len(nodes)), count // MOST), count // LEAST)
         cuts = _cuts(crossing, first, last, parts)
         for number, (start, end) in enumerate(zip([first, *cuts], [*cuts, last], strict=True)):
             assigned += [len(found)] * (end - start)

@@ -130,6 +130,7 @@ class Plan:
     decisions: one for every forward value that the backward reads and that holds bytes of its own.
     peak: bytes above the baseline, by the planner's sweep.  seconds: of recomputation beyond Inductor's own, and of
     waiting for copies.  transfers: values that leave the device, in the order of the forward.
+    settled: sums of gradients in the backward that are written to memory one by one.
     """
 
     saved: tuple[str, ...]
@@ -139,6 +140,7 @@ class Plan:
     peak: int = 0
     seconds: float = 0.0
     transfers: tuple[Transfer, ...] = ()
+    settled: tuple[str, ...] = ()
 
     def bytes_on(self, tier: str) -> int:
         """Bytes that one step keeps on a tier, before any rounding."""
@@ -151,6 +153,7 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         data: dict[str, Any] = json.loads(text)
         data["saved"] = tuple(data["saved"])
+        data["settled"] = tuple(data["settled"])
         data["backward"] = tuple(Step(s["name"], s["copy"], tuple(s["reads"])) for s in data["backward"])
         data["decisions"] = tuple(Decision(**decision) for decision in data["decisions"])
         data["transfers"] = tuple(

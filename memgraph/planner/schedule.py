@@ -1,8 +1,9 @@
 """From a set of saved values to two programs: what the forward runs, and the backward with its recomputation.
 
-A value that the backward needs and that was not saved is computed again right before its first use there. Where another
-region of the backward needs it too, it may be computed once more (a copy), so that it does not stay live in between: where
-fused operators alone make it of values that are held, or of values that are there at that time in any case:
+A value that the backward needs and that was not saved is computed again right before its first use there. Where
+another region of the backward needs it too, it may be computed once more (a copy), so that it does not stay live in
+between: where fused operators alone make it of values that are held, or of values that are there at that time in any
+case:
 
     y = x @ W; z = gelu(y); u = z @ V     recomputed: y, z, u. V's gradient reads z, then gelu's gradient reads y. So y
                                           is there when z is needed, and z is made of it a second time.
@@ -19,7 +20,8 @@ from memgraph.facts.liveness import Program
 
 
 class Copies(enum.IntEnum):
-    """Of which values fused operators may make a recomputed value once more: of none, of held ones, of live ones too."""
+    """Of which values fused operators may make a recomputed value once more: of none, of held ones, of live ones
+    too."""
 
     NONE = 0
     OF_HELD = 1
@@ -59,8 +61,8 @@ def make_schedule(
 ) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
-    settle: sums of a gradient are written to memory one by one.  Inductor by itself makes one kernel of all of them, until which
-    all that they add stays live.
+    settle: sums of a gradient are written to memory one by one.  Inductor by itself makes one kernel of all of them,
+    until which all that they add stays live.
     """
     values = facts.values
     held = set(saved)
@@ -140,15 +142,17 @@ def make_schedule(
 def _copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[int]:
     """Up to which position of the backward a value may be made once more.
 
-    A recomputed value is there until the last operator of the backward that reads it, or that reads what fused operators
-    make of it alone. It is not there for the sake of a value that all of these are made through: that one could
-    be there in its place (tanh's gradient reads tanh(y), not y).
+    A recomputed value is there until the last operator of the backward that reads it, or that reads what fused
+    operators make of it alone. It is not there for the sake of a value that all of these are made through: that one
+    could be there in its place (tanh's gradient reads tanh(y), not y).
     """
     values = facts.values
     if copies is Copies.NONE:
         return [NEVER] * len(values)
     sources, through = _sources(facts, held)
-    reads: dict[int, list[tuple[int, int]]] = {}  # storage -> (position in the backward, value that is read there), last first
+    reads: dict[
+        int, list[tuple[int, int]]
+    ] = {}  # storage -> (position in the backward, value that is read there), last first
     if copies is Copies.OF_LIVE:
         for position in range(len(facts.backward) - 1, -1, -1):
             for i in values[facts.backward[position]].inputs:
@@ -171,7 +175,8 @@ def _copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[int
 
 
 def _sources(facts: JointFacts, held: set[int]) -> tuple[list[frozenset[int] | None], list[frozenset[int]]]:
-    """For each value: the storages of which fused operators alone make it, None for too many; what they make on the way.
+    """For each value: the storages of which fused operators alone make it, None for too many; what they make on the
+    way.
 
     Held values and inputs are made of nothing: they are there.
     """

@@ -4,16 +4,17 @@
     borders        |           |       |   |                ones is held there and is never computed again
     segments   [ 0 .. 0 ][ 1 .. 3 ]...
 
-The backward computes a segment's values again, all of them, before it walks back through the segment. So the device holds
-then: the borders up to this segment, what the segment has computed, and what the operator at hand needs beside that. As
-the backward moves on, borders are given up; early segments may be longer than late ones. Equal segments of a chain of n
-values need about 2 * sqrt(n) of them, growing ones sqrt(2 * n) (Chen et al., "Training deep nets with sublinear memory
-cost", 2016, has the equal ones).
+The backward computes a segment's values again, all of them, before it walks back through the segment. So the device
+holds then: the borders up to this segment, what the segment has computed, and what the operator at hand needs beside
+that. As the backward moves on, borders are given up; early segments may be longer than late ones. Equal segments of a
+chain of n values need about 2 * sqrt(n) of them, growing ones sqrt(2 * n) (Chen et al., "Training deep nets with
+sublinear memory cost", 2016, has the equal ones).
 
-Why not a library: the problem is a shortest path with a bottleneck, ten lines. Under a limit on the peak, the least bytes held at a
-border depend on the borders before it only through the bytes held there (fewer is never worse), so they are found border by
-border. The lowest limit that works is found by bisection. The figures come from the sweep of one candidate that
-holds every border; the planner sweeps each choice again, so an error here costs quality and never a promise.
+Why not a library: the problem is a shortest path with a bottleneck, ten lines. Under a limit on the peak, the least
+bytes held at a border depend on the borders before it only through the bytes held there (fewer is never worse), so
+they are found border by border. The lowest limit that works is found by bisection. The figures come from the sweep of
+one candidate that holds every border; the planner sweeps each choice again, so an error here costs quality and never
+a promise.
 """
 
 from __future__ import annotations

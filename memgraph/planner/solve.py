@@ -1,6 +1,7 @@
 """Choose what to save so that the peak stays under a bound at the least recomputation.
 
-1. Uniform: the cut (cut.py) at a handful of prices a byte, each once as it is and once for each of a handful of choices of
+1. Uniform: the cut (cut.py) at a handful of prices a byte, each once as it is and once for each of a handful of
+choices of
    borders (segments.py), across which no chain of recomputation reaches.
 2. Mixed: where one uniform choice is too large and a slower one fits, the first regions take the slower and the others
    the faster; what is saved early lives longest. Bisection finds how many regions must.
@@ -29,8 +30,8 @@ from memgraph.planner.schedule import Copies, Schedule, Unschedulable, make_sche
 from memgraph.planner.segments import segment_costs
 
 MENU = 6
-# Limits on the peak for which borders are found, between the lowest that they reach and Inductor's own peak, and how many
-# of the prices (dearest bytes first) are tried with each.
+# Limits on the peak for which borders are found, between the lowest that they reach and Inductor's own peak, and how
+# many of the prices (dearest bytes first) are tried with each.
 LIMITS = 8
 BORDER_PRICES = 2
 NEIGHBOURS = 2
@@ -179,8 +180,8 @@ class Planner:
     def boundaries(self, borders: tuple[int, ...]) -> frozenset[int]:
         """Values that cross a border and that more than fused operators have made: never computed again.
 
-        Where an operator reads several values of earlier segments that are larger than its own (a list of all states of a
-        recurrent network, stacked at the end), its output is held instead of them.
+        Where an operator reads several values of earlier segments that are larger than its own (a list of all states
+        of a recurrent network, stacked at the end), its output is held instead of them.
         """
         if borders in self._boundaries:
             return self._boundaries[borders]
@@ -255,4 +256,3 @@ class Planner:
         """Save single values again while there is room; without a bound, whatever lowers the peak."""
         polish = Polish(self, start, bound)
         return polish.lower() if bound is None else polish.fill()
-

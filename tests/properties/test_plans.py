@@ -17,7 +17,7 @@ from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.cut import SavedSetCut
 from memgraph.planner.offload import Tiers
-from memgraph.planner.schedule import Unschedulable, make_schedule
+from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.planner.transfers import Clock, Move, Tier, place, with_moves
 from memgraph.runtime import sanitized
@@ -41,12 +41,12 @@ PEAK, TIME = 1.15, 0.45
 choices = st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=3)
 
 
-def legal(facts: JointFacts, chosen: set[int], copies: bool) -> Candidate:
+def legal(facts: JointFacts, chosen: set[int], copies: Copies) -> Candidate:
     """The schedule that saves the chosen ones of the savable values, and what has to be saved."""
     needed = SavedSetCut(facts).needed
     savable = [i for i in needed if facts.values[i].savable]
     saved = {savable[n % len(savable)] for n in chosen} if savable else set()
-    planner = Planner(facts, fused=False, copies=copies)
+    planner = Planner(facts, fused=False)
     try:
         return planner.evaluate(make_schedule(facts, saved, copies))
     except Unschedulable:
@@ -56,7 +56,7 @@ def legal(facts: JointFacts, chosen: set[int], copies: bool) -> Candidate:
 
 
 @settings(SETTINGS, max_examples=40)
-@given(programs(), choices, st.booleans(), st.booleans())
+@given(programs(), choices, st.booleans(), st.sampled_from(Copies))
 def test_any_legal_plan_is_the_unplanned_step(program, plans, decompose, copies):
     captured = capture(program, decompose=decompose)
     unplanned = captured.run(captured.forward, captured.backward)
@@ -95,7 +95,7 @@ def test_any_legal_copies_are_the_unplanned_step(program, plans, drawn):
     unplanned = captured.run(captured.forward, captured.backward)
     stock = Planner(captured.facts, fused=False).stock
     for chosen in plans:
-        candidate = moved(captured.facts, legal(captured.facts, chosen, True), drawn)
+        candidate = moved(captured.facts, legal(captured.facts, chosen, Copies.OF_HELD), drawn)
         graphs = captured.realise(candidate, stock)
         assert same_bits(unplanned, captured.run(*graphs))
         with sanitized():
@@ -169,7 +169,7 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
 @given(programs(sorted(set(OPS) - SCRATCH - {"write_row"})), st.sets(st.integers(0, 40)))
 def test_the_predicted_peak_is_the_profilers(program, chosen):
     captured = capture(program, decompose=False)
-    candidate = legal(captured.facts, chosen, True)
+    candidate = legal(captured.facts, chosen, Copies.OF_HELD)
     graphs = captured.realise(candidate, Planner(captured.facts, fused=False).stock)
     assert 0 <= captured.peak(*graphs) - candidate.peak <= NUMBER
 
