@@ -169,8 +169,8 @@ def test_a_chain_reaches_the_optimum(length):
 
 
 def fewest(length: int) -> int:
-    """The least number of values of a chain that must be live at once, borders included, over all choices of borders."""
-    # least[rest][borders]: for the last `rest` values, behind that many borders; a segment has its values and the borders.
+    """The least number of values of a chain that must be live at once, borders included, by any borders."""
+    # least[rest][borders]: for the last `rest` values, behind that many borders. A segment has its values and borders.
     least = [[0] * (length + 2)]
     for rest in range(1, length + 1):
         row = [
