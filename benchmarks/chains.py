@@ -5,8 +5,8 @@
     times that; an LSTM of 200 steps under a quarter of what Inductor takes
 
 Every case runs in a process of its own. The smallest budget is the one that the BudgetError of a budget of one byte
-names; it is then given as the budget, and a step's peak is measured by the profiler's allocation events. Peaks are above
-the parameters and the input; the gradients of the parameters are in them.
+names; it is then given as the budget, and a step's peak is measured by the profiler's allocation events. Peaks are
+above the parameters and the input; the gradients of the parameters are in them.
 """
 
 from __future__ import annotations

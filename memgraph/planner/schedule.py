@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
+from memgraph.facts.values import Value
 
 
 class Copies(enum.IntEnum):
@@ -140,29 +141,40 @@ def make_schedule(
 
 
 def _copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[int]:
-    """Up to which position of the backward a value may be made once more.
+    """Up to which position of the backward a value may be made once more; NEVER, ALWAYS."""
+    if copies is Copies.NONE:
+        return [NEVER] * len(facts.values)
+    if copies is Copies.OF_HELD:
+        return _made_of_held(facts, held)
+    return _made_of_live(facts, held)
 
-    A recomputed value is there until the last operator of the backward that reads it, or that reads what fused
-    operators make of it alone. It is not there for the sake of a value that all of these are made through: that one
-    could be there in its place (tanh's gradient reads tanh(y), not y).
+
+def _made_of_held(facts: JointFacts, held: set[int]) -> list[int]:
+    until: list[int] = []
+    for i, value in enumerate(facts.values):
+        there = i in held or value.kind in ("primal", "tangent")
+        again = _fused(value) and all(until[j] == ALWAYS for j in value.inputs)
+        until.append(ALWAYS if there or again else NEVER)
+    return until
+
+
+def _made_of_live(facts: JointFacts, held: set[int]) -> list[int]:
+    """A recomputed value is there until the last operator that reads it, or that reads what fused operators make of it.
+
+    It is not there for the sake of a value that all of these are made through: that one could be there in its place
+    (tanh's gradient reads tanh(y), not y).
     """
     values = facts.values
-    if copies is Copies.NONE:
-        return [NEVER] * len(values)
     sources, through = _sources(facts, held)
-    reads: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # storage -> (position in the backward, value that is read there), last first
-    if copies is Copies.OF_LIVE:
-        for position in range(len(facts.backward) - 1, -1, -1):
-            for i in values[facts.backward[position]].inputs:
-                made_of = sources[i]
-                if made_of is not None and len(made_of) == 1:
-                    reads.setdefault(next(iter(made_of)), []).append((position, i))
+    reads: dict[int, list[tuple[int, int]]] = {}  # storage -> (position in the backward, value read there), last first
+    for position in range(len(facts.backward) - 1, -1, -1):
+        for i in values[facts.backward[position]].inputs:
+            made_of = sources[i]
+            if made_of is not None and len(made_of) == 1:
+                reads.setdefault(next(iter(made_of)), []).append((position, i))
 
     def there(source: int, i: int) -> int:
-        others = (position for position, read in reads.get(source, ()) if i not in through[read])
-        return next(others, NEVER)
+        return next((position for position, read in reads.get(source, ()) if i not in through[read]), NEVER)
 
     until = []
     for i, value in enumerate(values):
@@ -175,10 +187,9 @@ def _copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[int
 
 
 def _sources(facts: JointFacts, held: set[int]) -> tuple[list[frozenset[int] | None], list[frozenset[int]]]:
-    """For each value: the storages of which fused operators alone make it, None for too many; what they make on the
-    way.
+    """For each value: the storages of which fused operators alone make it, and what they make on the way.
 
-    Held values and inputs are made of nothing: they are there.
+    Held values and inputs are made of nothing: they are there. None: too many sources. The way is kept for one source.
     """
     nothing: frozenset[int] = frozenset()
     sources: list[frozenset[int] | None] = []
@@ -188,14 +199,19 @@ def _sources(facts: JointFacts, held: set[int]) -> tuple[list[frozenset[int] | N
         way = nothing
         if i not in held and value.kind not in ("primal", "tangent"):
             found = frozenset((value.storage,))
-            if value.kind in ("view", "pointwise", "symbol") and not value.fixed:
+            if _fused(value):
                 made_of = [sources[j] for j in value.inputs]
                 found = None if None in made_of else nothing.union(*made_of)  # type: ignore[arg-type]
                 found = None if found is not None and len(found) > MOST_SOURCES else found
-                way = nothing if not found else frozenset((i,)).union(*(through[j] for j in value.inputs))
+                if found is not None and len(found) == 1:
+                    way = frozenset((i,)).union(*(through[j] for j in value.inputs))
         sources.append(found)
         through.append(way)
     return sources, through
+
+
+def _fused(value: Value) -> bool:
+    return value.kind in ("view", "pointwise", "symbol") and not value.fixed
 
 
 def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:

@@ -32,7 +32,7 @@ from memgraph.planner.segments import segment_costs
 MENU = 6
 # Limits on the peak for which borders are found, between the lowest that they reach and Inductor's own peak, and how
 # many of the prices (dearest bytes first) are tried with each.
-LIMITS = 8
+LIMITS = 6
 BORDER_PRICES = 2
 NEIGHBOURS = 2
 # From "a byte is worth next to nothing" to "a byte is worth any recomputation", in seconds a byte.
