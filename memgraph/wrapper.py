@@ -35,7 +35,8 @@ class NotReadable(MemgraphError, ValueError):
 
     def __init__(self, line: int, text: str, reason: str):
         self.line, self.text, self.reason = line, text, reason
-        super().__init__(f"line {line} of Inductor's wrapper, `{text.splitlines()[0][:200]}`: {reason}")
+        shown = "".join(text.splitlines()[:1])[:200]
+        super().__init__(f"line {line} of Inductor's wrapper, `{shown}`: {reason}" if line else reason)
 
     def __reduce__(self):
         return type(self), (self.line, self.text, self.reason)
@@ -76,7 +77,11 @@ class Interpreter:
         self._functions: dict[str, ast.FunctionDef] = {}
         self._globals: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
         self._partitions: list[str] = []
-        for node in ast.parse(source).body:
+        try:
+            body = ast.parse(source).body
+        except SyntaxError as error:  # C++ (cpp_wrapper), say
+            raise NotReadable(error.lineno or 0, error.text or "", "it is not Python") from error
+        for node in body:
             self._define(node)
 
     def _define(self, node: ast.stmt) -> None:
@@ -116,7 +121,7 @@ class Interpreter:
         """Interpret a function of the wrapper; like the real one, it empties `args`."""
         definition = self._functions.get(function)
         if definition is None:
-            raise NotReadable(0, function, "the source has no such function")
+            raise NotReadable(0, function, f"Inductor's wrapper has no Python function {function!r}")
         frame = {definition.args.args[-1].arg: args}  # the last, because `call` may have a self before it
         del args
         if (returned := self._block(definition.body, frame)) is None:

@@ -115,6 +115,8 @@ def read_joint(
             )
         )
     stock = {n.name for n in _flat(next(iter(stock_forward.graph.find_nodes(op="output"))).args[0])[num_fwd_outputs:]}
+    # Where Inductor replays generators (fallback_random), its split saves their states: the joint graph has none of them.
+    stock &= by_name.keys()
     return JointFacts(
         values=tuple(values),
         forward=tuple(position[n] for n in forward),
