@@ -138,7 +138,7 @@ class Attempts:
         return isinstance(self.options.budget, float) and found.planned.plain and found.planned.saves_nothing
 
     def _excused(self, found: Attempt) -> Attempt:
-        """A graph above the share of its peak that was asked for, which nobody can do anything about: with a warning."""
+        """A graph above the share of its peak that was asked for, which no plan can mend: with a warning."""
         text = (
             f"the budget of {self.options.budget} cannot be kept: no value crosses from the forward to the backward "
             "but what the caller holds, so there is nothing to plan; compiled as Inductor has it"
@@ -162,7 +162,7 @@ class Attempts:
         held = self.baseline + wanted.reserve
         limit = _limit(wanted, best.planned)
         minimum, budget = held + above + SLACK, held + limit
-        return budget_error(best.report, best.planned, self.options, self.tiers, minimum, budget)
+        return budget_error(best.report, best.planned, self.options, self.tiers, minimum=minimum, budget=budget)
 
     def _share_of_unplanned(self, bound: Bound) -> Bound:
         """A fraction as bytes: of what the same graph allocates when plain Inductor lowers it.

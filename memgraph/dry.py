@@ -78,7 +78,9 @@ def plan(
     report = capture.report
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
-        raise budget_error(report, capture.planned, capture.options, capture.tiers, minimum, report.budget)
+        raise budget_error(
+            report, capture.planned, capture.options, capture.tiers, minimum=minimum, budget=report.budget
+        )
     return report
 
 

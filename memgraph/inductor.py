@@ -30,7 +30,7 @@ from memgraph.wrapper import NotReadable
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One Dynamo graph to compile.  inputs: as Dynamo hands them over.  device: whose memory is bounded.  name: to read."""
+    """One Dynamo graph to compile.  inputs: as Dynamo gives them.  device: whose memory is bounded.  name: to read."""
 
     gm: fx.GraphModule
     inputs: Any

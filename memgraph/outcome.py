@@ -109,8 +109,10 @@ def found_again(report: Report, *, graph: str, baseline: int, stages: tuple[tupl
     )
 
 
-def budget_error(report: Report, planned: Planned, options: Options, tiers: Tiers, minimum: int, budget: int) -> Any:
-    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak, `minimum` bytes."""
+def budget_error(
+    report: Report, planned: Planned, options: Options, tiers: Tiers, minimum: int, budget: int
+) -> BudgetError:
+    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak."""
     return BudgetError(
         minimum=minimum,
         binding=report.binding,

@@ -44,4 +44,3 @@ def partition(
     backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()
     return forward, backward
-

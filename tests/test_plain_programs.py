@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import memgraph
 from memgraph.measure import allocated_bytes
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
