@@ -12,6 +12,7 @@ import logging
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ _logger = logging.getLogger(__name__)
 
 
 class Compilation:
-    """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it."""
+    """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it.
 
-    def __init__(self, gm: Any, inputs: Any, options: Options) -> None:
+    attempts: what plans a graph that is trained.
+    """
+
+    def __init__(self, gm: Any, inputs: Any, options: Options, attempts: Callable[[Job], Attempts] = Attempts) -> None:
         name = " ".join(part for part in (compat.compiled_function_name(), compat.compile_id()) if part)
         self.job = Job(gm, inputs, options, _device(inputs), Progress(options.progress), name)
-        self.options = options
+        self.options, self.attempts = options, attempts
 
     def run(self) -> Any:
         """The compiled callable.
@@ -53,7 +57,7 @@ class Compilation:
             return lower(self.job, None, cache=self.options.cache)[0]
         start = time.perf_counter()
         try:
-            return Attempts(self.job).run()
+            return self.attempts(self.job).run()
         except LOUD:
             raise
         except Exception as error:

@@ -177,10 +177,14 @@ def saved_by_name(outputs: Sequence[str], inputs: Sequence[Input]) -> dict[int, 
     """Which output of a forward each input of its backward is, by position; inputs without one are tangents.
 
     The partitioner names a backward's placeholder after the forward's value. Of a value that is returned to
-    the user and saved as well, the last output is the saved one.
+    the user and saved as well, the last output is the saved one. States of generators have names of their own: they
+    stand last among the saved outputs, and before the tangents.
     """
     positions = {name: position for position, name in enumerate(outputs) if name}
-    return {i: positions[given.name] for i, given in enumerate(inputs) if given.name in positions}
+    links = {i: positions[given.name] for i, given in enumerate(inputs) if given.name in positions}
+    saved = range(min(links.values(), default=len(outputs)), len(outputs))
+    states = [position for position in saved if position not in links.values()]
+    return links | dict(zip((i for i in range(len(inputs)) if i not in links), states, strict=False))
 
 
 def without_work(gm: fx.GraphModule) -> str | None:

@@ -63,6 +63,7 @@ _INERT = re.compile(
     r"get_raw_stream|get_external_object_by_index|torch\.(cuda|xpu|accelerator)\.[\w.]+|torch\.Event"
     r"|\w+\.(record|synchronize|wait)|run_intermediate_hooks|assert_alignment|start_graph|end_graph|nvtx\.\w+"
 )
+CUDA_STATE = 16  # bytes of the state of a CUDA generator, which lies in the memory of the host
 _EMPTY = re.compile(r"(?:tracked_)?empty_strided(?:_(cpu|cuda|xpu|mtia))?(?:_pinned)?")
 
 
@@ -216,6 +217,8 @@ class Interpreter:
                 return getattr(torch, attr)
             case ast.Attribute(value=ast.Name(id="math"), attr=attr):
                 return getattr(math, attr)
+        if _OPS.match(path := ast.unparse(node)):
+            return Opaque(path)
         raise _unknown(node, "attribute")
 
     def _call(self, node: ast.Call, frame: dict[str, Any]) -> Any:
@@ -292,6 +295,8 @@ class Interpreter:
             outputs = kwargs["out"]
         elif namespace == "memgraph" and name.startswith(("offload", "reload")):
             return self._transfer(name, args)
+        elif namespace == "higher_order" and name in ("run_and_save_rng_state", "run_with_rng_state"):
+            return self._replay(name == "run_and_save_rng_state", args, kwargs)
         else:
             outputs = operator_outputs(resolve(path), args, kwargs, self.storage)
         if namespace == "memgraph" and name in ("shard_product", "shard_add_"):
@@ -303,6 +308,16 @@ class Interpreter:
             self._target = f"{name} scratch"
             self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line
         return outputs
+
+    def _replay(self, first: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """An operator that draws: the first time it returns the state of its generator, later it begins with that."""
+        operator, *args = args if first else args[1:]
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        on_cuda = any(torch.device(tensor.device).type == "cuda" for tensor in tensors)
+        size = CUDA_STATE if on_cuda else torch.get_rng_state().numel()
+        state = [self._empty((size,), (1,), torch.uint8, "cpu")] if first else []
+        outputs = self._operator(operator.name, args, kwargs)
+        return (*state, outputs) if first else outputs
 
     def _transfer(self, name: str, args: list[Any]) -> Tensor:
         """A copy to another tier or back. Its ticket lies in memory of the runtime's own; what returns is allocated
