@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import time
 import warnings
 from typing import Any
@@ -18,12 +17,12 @@ import torch
 from memgraph import compat, runtime
 from memgraph.errors import PlanWarning
 from memgraph.hardware import load
-from memgraph.inductor import Graph, Job, lower, read_step
+from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.logits import before_autograd
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options, parse_options
 from memgraph.outcome import budget_error, build_report, found_again
-from memgraph.partitioner import Partitioner, source_fingerprint
+from memgraph.partitioner import Partitioner
 from memgraph.planner.plan import Timeline
 from memgraph.planning import SPARE, Bound, Planned
 from memgraph.report import Report, record
@@ -116,7 +115,8 @@ class Attempts:
         if not partitioner.planned:
             if kept is not None and kept.report is not None:  # everything came from the caches: the report did too
                 stages = (*self.progress.stages, ("all", time.perf_counter() - self.start))
-                report = found_again(kept.report, graph=self.name, baseline=self.baseline, stages=stages)
+                report = found_again(kept.report, graph=self.name, baseline=self.baseline)
+                report = dataclasses.replace(report, stages=stages)
                 record(report)
                 return self._with_room(compiled, report)
             if not graphs:  # the caches knew the graph, the plan store does not
@@ -258,20 +258,7 @@ class Attempts:
 
     def _key(self, bound: Bound | None, options: Options) -> str:
         """The name of this graph under this configuration, for the plan store."""
-        digest = hashlib.sha256()
-        for part in (
-            compat.graph_text(self.job.gm, self.job.inputs),
-            options.key(),
-            repr(bound),
-            self.hardware.to_json(),
-            source_fingerprint(),
-            torch.__version__,
-            compat.autocast_state(("cpu", self.device.type)),
-            repr(self.tiers),
-        ):
-            digest.update(part.encode() + b"\0")
-        digest.update(compat.config_fingerprint())
-        return digest.hexdigest()
+        return key_of(self.job, options.key(), repr(bound), self.hardware.to_json(), repr(self.tiers))
 
     def _report(
         self, key: str, partitioner: Partitioner, graphs: list[Graph], wanted: Bound, attempts: int

@@ -21,13 +21,15 @@ import torch
 from memgraph import compat
 from memgraph.attempts import Attempts
 from memgraph.errors import BudgetError, GraphError, MemgraphError, OffloadError, OptionsError, PlanWarning
-from memgraph.inductor import Graph, Job, lower, read_step
+from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options
 from memgraph.outcome import without_plan
+from memgraph.planner.plan import Event, Refusal, Timeline
 from memgraph.progress import Progress
 from memgraph.report import Report, record
 from memgraph.sizes import format_size
+from memgraph.store import Store
 from memgraph.wrapper import NotReadable
 
 # A run must not go on without what they speak of.
@@ -71,10 +73,14 @@ class Compilation:
 
     def _without_plan(self, problem: Exception, start: float) -> Any:
         """The graph as Inductor has it.  Raises what Inductor raises."""
-        baseline = allocated_bytes(self.job.device)
-        compiled, graphs = lower(self.job, None, cache=self.options.cache)
-        reason = _reason(problem)
-        report = self._report(graphs, reason, baseline, start)
+        job, reason = self.job, _reason(problem)
+        baseline = allocated_bytes(job.device)
+        compiled, graphs = lower(job, None, cache=self.options.cache)
+        timeline, report = self._timeline(graphs), None
+        if timeline is not None:
+            known = {"graph": job.name, "device": str(job.device), "refusals": (Refusal("plan", reason),)}
+            stages = (*job.progress.stages, ("all", time.perf_counter() - start))
+            report = without_plan(self.options, timeline, baseline=baseline, key="", stages=stages, **known)
         if report is not None:
             record(report)
         promises = self._promises(report)
@@ -89,26 +95,24 @@ class Compilation:
             )
         return compiled
 
-    def _report(self, graphs: list[Graph], reason: str, baseline: int, start: float) -> Report | None:
-        """The report of a graph without a plan, or None where its peak is not known."""
+    def _timeline(self, graphs: list[Graph]) -> Timeline | None:
+        """What the graph allocates without a plan, or None where that is not known."""
+        job, options, store = self.job, self.options, Store()
         try:
-            truth = read_step(graphs, self.job.device.type, retained=self.options.retain_graph)
+            key = key_of(job, options.inductor_json, f"{options.mode} {options.retain_graph} without a plan")
+            if not graphs:  # all of it came from a warm cache
+                if (kept := store.get(key)) is not None:
+                    return Timeline(tuple(Event(*row) for row in kept["events"]))
+                graphs = lower(job, None, cache=False)[1]
+            found = read_step(graphs, job.device.type, retained=options.retain_graph)
+            if options.cache:
+                store.put(key, {"events": [(event.phase, event.name, event.bytes) for event in found.events]})
+            return found
         except NotReadable:
             return None
         except Exception:  # what kept the graph from being planned may be here
-            _logger.warning("the peak of %s is not known", self.job.name, exc_info=True)
+            _logger.warning("the peak of %s is not known", job.name, exc_info=True)
             return None
-        return without_plan(
-            self.options,
-            truth,
-            baseline=baseline,
-            reason=reason,
-            key="",
-            graph=self.job.name,
-            device=str(self.job.device),
-            stages=(*self.job.progress.stages, ("all", time.perf_counter() - start)),
-            notes=("compiled as Inductor has it, without a plan: see what was refused",),
-        )
 
     def _promises(self, report: Report | None) -> list[str]:
         """What the options ask for and a graph without a plan does not promise."""

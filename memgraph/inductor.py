@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from memgraph.lowered import (
 )
 from memgraph.options import Options
 from memgraph.ordering import KeepOrder
-from memgraph.partitioner import Partitioner
+from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Timeline
 from memgraph.progress import Progress
 from memgraph.wrapper import NotReadable
@@ -48,6 +49,21 @@ class Graph:
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     source: str | None
+
+
+def key_of(job: Job, *parts: str) -> str:
+    """A name for a graph and all by which it may be compiled to something else; parts: what the caller adds."""
+    digest = hashlib.sha256()
+    for part in (
+        compat.graph_text(job.gm, job.inputs),
+        *parts,
+        source_fingerprint(),
+        torch.__version__,
+        compat.autocast_state(("cpu", job.device.type)),
+    ):
+        digest.update(part.encode() + b"\0")
+    digest.update(compat.config_fingerprint())
+    return digest.hexdigest()
 
 
 def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[Any, list[Graph]]:

@@ -67,8 +67,8 @@ def build_report(
 SWITCHED_OFF = Refusal("recompute", "switched off by the options")
 
 
-def without_plan(options: Options, truth: Timeline, *, baseline: int, reason: str, **known: Any) -> Report:
-    """The report of a graph that runs as Inductor has it, since it could not be planned for a reason.
+def without_plan(options: Options, truth: Timeline, *, baseline: int, **known: Any) -> Report:
+    """The report of a graph that runs as Inductor has it, since it could not be planned.
 
     truth: what Inductor's wrappers allocate.  known: as of `build_report`.
     """
@@ -86,15 +86,15 @@ def without_plan(options: Options, truth: Timeline, *, baseline: int, reason: st
         predicted_time=0.0,
         unplanned_time=0.0,
         recompute_time=0.0,
-        refusals=(Refusal("plan", reason),),
         timeline=truth,
         unplanned_timeline=truth,
+        notes=("compiled as Inductor has it, without a plan: see what was refused",),
         versions=_versions(),
         **known,
     )
 
 
-def found_again(report: Report, *, graph: str, baseline: int, stages: tuple[tuple[str, float], ...]) -> Report:
+def found_again(report: Report, *, graph: str, baseline: int) -> Report:
     """The report of a graph that came from warm caches: planned then, and compiled now at another baseline."""
     moved = baseline - report.baseline
     return dataclasses.replace(
@@ -104,7 +104,6 @@ def found_again(report: Report, *, graph: str, baseline: int, stages: tuple[tupl
         budget=None if report.budget is None else report.budget + moved,
         unplanned_peak=report.unplanned_peak + moved,
         predicted_peak=report.predicted_peak + moved,
-        stages=stages,
         cached=True,
     )
 
