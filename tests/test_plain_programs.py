@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
+from memgraph import PlanWarning
 from memgraph.measure import allocated_bytes
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
@@ -107,7 +109,9 @@ def run(program: Callable, backend: str, **options) -> list[torch.Tensor]:
 def test_as_inductor_has_it(program, budget):
     want = run(program, "inductor")
     bound = {"none": None, "half": 0.5, "absolute": allocated_bytes() + 2**20}[budget]
-    found = run(program, "memgraph", budget=bound)
+    with warnings.catch_warnings():  # a share of nothing is spoken of; no other graph runs without a plan
+        warnings.filterwarnings("ignore", ".*there is nothing to plan", PlanWarning)
+        found = run(program, "memgraph", budget=bound)
     assert len(found) == len(want)
     for mine, theirs in zip(found, want, strict=True):
         torch.testing.assert_close(mine, theirs)
