@@ -60,7 +60,7 @@ class Compilation:
         start = time.perf_counter()
         try:
             return self.attempts(self.job).run()
-        except LOUD:
+        except (*LOUD, PlanWarning):  # a warning too, where the user has warnings raised
             raise
         except Exception as error:
             if self.options.strict:

@@ -39,9 +39,9 @@ def content(ticket: torch.Tensor, kind: type) -> Any:
     handle = _owned.get(number)
     if handle is None or not isinstance(handle.content, kind):
         raise OffloadError(
-            f"{number} is no ticket of a {kind.__name__}, or not any more: a copy has taken the place of what the forward "
-            "saved. torch.autograd.graph.saved_tensors_hooks around the call make one where they clone or store what "
-            "they pack. Call the compiled function outside of them, let them return CPU tensors of dtype int64 as they "
-            "are, or switch option 'offload' off"
+            f"{number} is no ticket of a {kind.__name__}, or not any more: a copy stands for what was saved "
+            "in the forward. torch.autograd.graph.saved_tensors_hooks around the call make one where they clone or "
+            "store what they pack. Call the compiled function outside of them, let them return CPU tensors of dtype "
+            "int64 as they are, or switch option 'offload' off"
         )
     return handle.content
