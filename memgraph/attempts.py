@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-import warnings
 from typing import Any
 
 import torch
 
 from memgraph import compat, runtime
-from memgraph.errors import PlanWarning
+from memgraph.errors import GraphError
 from memgraph.hardware import load
 from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.logits import before_autograd
@@ -94,8 +93,6 @@ class Attempts:
             limit = _limit(wanted, found.planned)
             if limit is None or found.above <= limit:
                 return self._accept(key, found)
-            if self._share_of_nothing(found):
-                return self._accept(key, self._excused(found))
             smallest = found.planned.plan.peak > limit - bound.margin  # the planner knows nothing smaller
             if bound.last or smallest:
                 if resort is None:
@@ -106,7 +103,22 @@ class Attempts:
             target = found.planned.plan.peak - (found.above - limit)
             margin = limit - int(target / (1 - SPARE))
             bound = dataclasses.replace(bound, margin=max(margin, bound.margin + 1))
+        if self._saves_nothing(tried) and not self.options.strict:
+            raise GraphError(
+                "no plan of this graph has a lower peak than Inductor's own partition, so no share of that can be kept"
+            )
         raise self._error(wanted, tried, lowest)
+
+    def _saves_nothing(self, tried: list[Attempt]) -> bool:
+        """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.
+
+        So it is for a residual addition behind a graph break, say. The user asked for a share of what a plan can save,
+        and did not name a bound: the run goes on.
+        """
+        if not isinstance(self.options.budget, float) or self.options.recompute is None:
+            return False
+        unplanned = tried[-1].planned.unplanned.peak if self.unplanned is None else self.unplanned
+        return min(attempt.above for attempt in tried) >= unplanned
 
     def _attempt(self, key: str, bound: Bound, kept: Kept | None, wanted: Bound, number: int) -> Any:
         """One plan, lowered; or the callable itself, where it came from warm caches or nothing was differentiated."""
@@ -132,19 +144,6 @@ class Attempts:
             bound = dataclasses.asdict(found.bound)
             self.store.put(key, {"bound": bound, "report": found.report.to_json()})
         return self._with_room(found.compiled, found.report)
-
-    def _share_of_nothing(self, found: Attempt) -> bool:
-        """Whether the budget is a share of what a graph allocates that saves nothing, and so could save no less."""
-        return isinstance(self.options.budget, float) and found.planned.plain and found.planned.saves_nothing
-
-    def _excused(self, found: Attempt) -> Attempt:
-        """A graph above the share of its peak that was asked for, which no plan can mend: with a warning."""
-        text = (
-            f"the budget of {self.options.budget} cannot be kept: no value crosses from the forward to the backward "
-            "but what the caller holds, so there is nothing to plan; compiled as Inductor has it"
-        )
-        warnings.warn(f"{self.name}: {text}", PlanWarning, stacklevel=2)
-        return dataclasses.replace(found, report=dataclasses.replace(found.report, notes=(*found.report.notes, text)))
 
     def _error(self, wanted: Bound, tried: list[Attempt], lowest: Kept | None) -> Exception:
         """The error of a budget that was not kept. It names the lowest peak seen, and the plan of that is kept.

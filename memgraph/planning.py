@@ -13,7 +13,7 @@ from memgraph import compat
 from memgraph.decisions import make_plan, offload_refusals, refusals, timeline
 from memgraph.errors import Binding
 from memgraph.facts.fusion import price_fusion
-from memgraph.facts.joint import JointFacts, read_joint, saved_bytes
+from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.hardware import Hardware
 from memgraph.options import Options
 from memgraph.passes.offload import offload
@@ -84,11 +84,6 @@ class Planned:
     def plain(self) -> bool:
         """Whether the graph is as Inductor would have it."""
         return self.plan.stock and not any(decision.action == "tile" for decision in self.plan.decisions)
-
-    @property
-    def saves_nothing(self) -> bool:
-        """Whether Inductor's own split saves nothing but inputs of the graph."""
-        return saved_bytes(self.facts, self.facts.stock_saved) == 0
 
     def binding(self) -> tuple[Binding, ...]:
         """What stands at the peak of the chosen plan, by the sweep, largest first."""
