@@ -140,9 +140,10 @@ def own_effect(x):
 @pytest.fixture
 def ordered():
     """The operator with an effect: its calls keep their order, by a token."""
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    from torch._higher_order_ops.effects import _register_effectful_op
+    from torch._library.effects import EffectType
 
-    handle = _register_effectful_op("memgraph_tests::noted", _EffectType.ORDERED)
+    handle = _register_effectful_op("memgraph_tests::noted", EffectType.ORDERED)
     yield
     if handle is not None:
         handle.destroy()
