@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from memgraph import compat
+from memgraph import compat, errors, passes
 from memgraph.attempts import Attempts
 from memgraph.errors import BudgetError, GraphError, MemgraphError, OffloadError, OptionsError, PlanWarning
 from memgraph.inductor import Graph, Job, key_of, lower, read_step
@@ -87,7 +87,7 @@ class Compilation:
         if promises or report is None or not isinstance(problem, GraphError):
             more = "; ".join(promises)
             warnings.warn(
-                f"{self.job.name} is compiled as Inductor has it, without a plan: {reason}"
+                f"{self.job.name} is compiled as Inductor has it, without a plan: {reason.rstrip('.')}."
                 + (f" Not promised now: {more}." if more else "")
                 + " (Option 'strict': True raises the error instead.)",
                 PlanWarning,
@@ -134,7 +134,8 @@ def _reason(problem: Exception) -> str:
     if isinstance(problem, MemgraphError) and not isinstance(problem, AssertionError):
         return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)
-    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent)]
+    folders = [Path(module.__file__).parent for module in (errors, passes)]
+    ours = [frame for frame in frames if any(Path(frame.filename).is_relative_to(folder) for folder in folders)]
     place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
     return f"a fault of memgraph, please report it: {type(problem).__name__}{place}: {str(problem)[:2000]}"
 
