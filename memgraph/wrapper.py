@@ -239,7 +239,7 @@ class Interpreter:
         if _OPS.match(path):
             return self._operator(path, args, kwargs)
         match node.func:
-            case ast.Name(id="assert_size_stride"):
+            case ast.Name(id="assert_size_stride" | "assert_tensor_metadata"):  # the latter from 2.15 on
                 return self._check(*args)
             case ast.Name(id="reinterpret_tensor"):
                 return view(*args)
@@ -279,7 +279,7 @@ class Interpreter:
         device = str(device or kwargs.get("device") or rest[1])
         return self._empty(size, stride, dtype, device)
 
-    def _check(self, tensor: Any, size: Any, stride: Any, *_: str) -> None:
+    def _check(self, tensor: Any, size: Any, stride: Any, *_: Any) -> None:
         """The wrapper checks its layouts at run time; they had better be the ones found here."""
         if isinstance(tensor, Tensor):
             steps = zip(size, tensor.stride, stride, strict=True)
