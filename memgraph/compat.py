@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memgraph.errors import GraphError
@@ -86,6 +86,14 @@ def size_hint(size: Any) -> int:
             "compile this function with Inductor."
         )
     return int(hint)
+
+
+def number_hint(number: Any) -> int | None:
+    """An integer argument of a graph as a plain int, as `size_hint`.
+
+    None for the ragged dimension of a jagged nested tensor: that is the name of a structure, and measures nothing.
+    """
+    return size_hint(number) if isinstance(number, int) or not number.node.is_nested_int() else None
 
 
 def size_node(size: Any, graph: Any) -> Any:
@@ -339,6 +347,14 @@ def mode_options(mode: str) -> dict[str, Any]:
     return dict(list_mode_options(mode))
 
 
+def autocast_state(devices: Iterable[str]) -> str:
+    """Whether autocast is on for each kind of device, and to what it casts, as text."""
+    import torch
+
+    found = ((d, torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in sorted(set(devices)))
+    return repr((*found, torch.is_autocast_cache_enabled()))
+
+
 def config_fingerprint() -> bytes:
     """A hash of Inductor's and functorch's configuration as it stands."""
     import torch._functorch.config as functorch_config
@@ -355,7 +371,13 @@ def through_dynamo(error: Exception) -> Exception:
     if isinstance(error, ShortenTraceback):
         return error
     message = str(error)  # Dynamo appends advice on its own debugging to an exception's arguments
-    body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__str__": lambda self: message}
+    body = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__str__": lambda self: message,
+        # A class made here cannot be found again by its name: what is pickled is the error as it was raised.
+        "__reduce__": lambda self: error.__reduce__(),
+    }
     through = type(kind.__name__, (kind, ShortenTraceback), body)
     copy = through.__new__(through)
     copy.args = error.args
@@ -457,27 +479,31 @@ def tangents_are_given_away() -> bool:
 def only_tracing() -> Iterator[None]:
     """Dynamo traces anew, and remembers no sizes.
 
-    It falls back to eager neither when a backend raises nor when a function was compiled often before.
+    It falls back to eager neither when a backend raises nor when a function was compiled often before. Compilations
+    of other threads wait until it is over.
     """
     import copy
 
     import torch._dynamo.config as config
     import torch._dynamo.pgo as pgo
+    from torch._dynamo.convert_frame import compile_lock
     from torch.utils._python_dispatch import _disable_current_modes
 
-    # Sizes that differ from those remembered become dynamic; they are written down with the setting off, too.
-    sizes = copy.deepcopy(pgo._CODE_STATE)
     settings = {
         "automatic_dynamic_shapes": False,
         "suppress_errors": False,
         "recompile_limit": 2**30,
         "accumulated_recompile_limit": 2**30,
     }
-    try:
-        with config.patch(settings), _disable_current_modes():
-            yield
-    finally:
-        pgo._CODE_STATE = sizes
+    # Settings and sizes are those of the process: while this lasts, no other thread compiles.
+    with compile_lock:
+        # Sizes that differ from those remembered become dynamic; they are written down with the setting off, too.
+        sizes = copy.deepcopy(pgo._CODE_STATE)
+        try:
+            with config.patch(settings), _disable_current_modes():
+                yield
+        finally:
+            pgo._CODE_STATE = sizes
 
 
 def uncompiled(fn: Any) -> Any:

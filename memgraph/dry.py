@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from memgraph import compat
-from memgraph.compilation import AUTO_MARGIN
-from memgraph.errors import BudgetError, GraphError, MemgraphError, OptionsError
+from memgraph.attempts import AUTO_MARGIN
+from memgraph.errors import GraphError, MemgraphError, OptionsError
 from memgraph.hardware import Hardware, built_in, load
 from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
-from memgraph.outcome import build_report
+from memgraph.outcome import budget_error, build_report
 from memgraph.partitioner import Partitioner
-from memgraph.planning import Bound
+from memgraph.planning import NO_TIERS, Bound, Planned
 from memgraph.progress import Progress
 from memgraph.report import Report
 from memgraph.tiers import tiers
@@ -78,12 +78,8 @@ def plan(
     report = capture.report
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
-        raise BudgetError(
-            minimum=minimum,
-            binding=report.binding,
-            budget=report.budget,
-            refusals=((refusal.what, refusal.reason) for refusal in report.refusals),
-            unused=capture.options.unused,
+        raise budget_error(
+            report, capture.planned, capture.options, capture.tiers, minimum=minimum, budget=report.budget
         )
     return report
 
@@ -112,6 +108,8 @@ class _Capture:
             raise OptionsError(f"device {str(device)!r} cannot be planned for; allowed: cuda, cpu, None")
         self.notes: list[str] = []
         self.report: Report | None = None
+        self.planned: Planned | None = None
+        self.tiers = NO_TIERS
 
     def run(self, gm: Any, inputs: Sequence[Any]) -> None:
         """Plan the graph; always raises."""
@@ -138,7 +136,7 @@ class _Capture:
         hardware = self.hardware or load(target)
         baseline = _bytes([*tensors, *_tensors_of(self.fn)])
         inputs = self._moved(gm, inputs, target)
-        found = tiers(self.options, hardware, here=False)
+        self.tiers = found = tiers(self.options, hardware, here=False)
         self.notes += found.notes
         partitioner = Partitioner(
             self.options,
@@ -155,7 +153,7 @@ class _Capture:
             compat.compile_graph(gm, inputs, _stop, patches, retain_graph=self.options.retain_graph)
         if not partitioner.planned:
             raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
-        planned = partitioner.planned[-1]
+        self.planned = planned = partitioner.planned[-1]
         if len(partitioner.planned) > 1:
             self.notes.append(
                 f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph"

@@ -269,6 +269,9 @@ class Options(BaseModel):
     cache: StrictBool = True
     """Keep plans, and use those kept before."""
 
+    strict: StrictBool = False
+    """Raise where a graph cannot be planned, instead of compiling it as Inductor has it, with a PlanWarning."""
+
     @model_validator(mode="after")
     def _tiers_of_rules(self) -> Options:
         tiers = {"host": bool(self.offload and self.offload.host), "nvme": bool(self.offload and self.offload.nvme)}
@@ -308,7 +311,7 @@ class Options(BaseModel):
 
     def key(self) -> str:
         """Return, for cache keys, a canonical JSON text of all that can change a compiled graph."""
-        return json.dumps(self.model_dump(exclude={"progress"}), sort_keys=True, separators=(",", ":"))
+        return json.dumps(self.model_dump(exclude={"progress", "strict"}), sort_keys=True, separators=(",", ":"))
 
 
 def parse_options(options: Mapping[str, Any] | None) -> Options:

@@ -1,4 +1,4 @@
-"""What one compiled step allocates, by the code that Inductor generated, and the report of it."""
+"""What came of one graph: its report, or the error that says why its budget cannot be kept."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ from typing import Any
 import torch
 
 from memgraph.decisions import timeline
-from memgraph.lowered import read_wrapper, saved_inputs, step_timeline
+from memgraph.errors import BudgetError
 from memgraph.options import Options
-from memgraph.partitioner import Partitioner, source_fingerprint
+from memgraph.partitioner import source_fingerprint
+from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import Planned
 from memgraph.report import Report
-from memgraph.wrapper import NotReadable
-
-
-@dataclasses.dataclass
-class Lowering:
-    """What Inductor made in one attempt.  wrappers: (phase, inputs, source) of every graph that it lowered."""
-
-    wrappers: list[tuple[str, Any, str | None]] = dataclasses.field(default_factory=list)
 
 
 def build_report(
@@ -47,7 +40,7 @@ def build_report(
         unplanned = truth.peak if plain else planned.unplanned.peak
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
-    levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)
+    levers = () if options.recompute is not None else (SWITCHED_OFF,)
     return Report(
         requested=str(options.budget),
         budget=budget,
@@ -65,27 +58,91 @@ def build_report(
         timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
         unplanned_timeline=truth if plain else planned.unplanned,
         binding=planned.binding(),
-        versions=(("torch", torch.__version__), ("memgraph", source_fingerprint()[:12])),
+        versions=_versions(),
         **known,
     )
 
 
-def read_step(partitioner: Partitioner, lowering: Lowering, device: str) -> Timeline:
-    """What one forward and backward of the outermost graph allocate, by Inductor's wrappers.
+# Nobody asked for it: what BudgetError says of it are the levers that are off.
+SWITCHED_OFF = Refusal("recompute", "switched off by the options")
 
-    Raises NotReadable where a wrapper's effect on memory is not known.
+
+def without_plan(options: Options, truth: Timeline, *, baseline: int, **known: Any) -> Report:
+    """The report of a graph that runs as Inductor has it, since it could not be planned.
+
+    truth: what Inductor's wrappers allocate.  known: as of `build_report`.
     """
-    planned: Planned = partitioner.planned[-1]
-    found = {phase: (given, source) for phase, given, source in lowering.wrappers}
-    missing = {"forward", "backward"} - {phase for phase, (_, source) in found.items() if source}
-    if missing:
-        raise NotReadable(f"no Python wrapper of the {' and the '.join(sorted(missing))}")
-    given, source = found["forward"]
-    forward = read_wrapper(source, given, "forward", device=device)
-    given, source = found["backward"]
-    links = partitioner.links[-1]
-    inputs = saved_inputs(given, forward, links, held=planned.num_fwd_outputs)
-    if planned.facts.retained:  # autograd keeps them until the graph goes
-        inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
-    backward = read_wrapper(source, inputs, "backward", device=device)
-    return step_timeline(forward, backward, links)
+    budget = options.budget
+    if isinstance(budget, float):
+        budget = baseline + options.held_back + int(budget * truth.peak)
+    return Report(
+        requested=str(options.budget),
+        budget=budget if isinstance(budget, int) else None,
+        reserve=options.held_back,
+        baseline=baseline,
+        unplanned_peak=baseline + truth.peak,
+        predicted_peak=baseline + truth.peak,
+        source_of_peak="inductor wrapper",
+        predicted_time=0.0,
+        unplanned_time=0.0,
+        recompute_time=0.0,
+        timeline=truth,
+        unplanned_timeline=truth,
+        notes=("compiled as Inductor has it, without a plan: see what was refused",),
+        versions=_versions(),
+        **known,
+    )
+
+
+def found_again(report: Report, *, graph: str, baseline: int) -> Report:
+    """The report of a graph that came from warm caches: planned then, and compiled now at another baseline."""
+    moved = baseline - report.baseline
+    return dataclasses.replace(
+        report,
+        graph=graph,
+        baseline=baseline,
+        budget=None if report.budget is None else report.budget + moved,
+        unplanned_peak=report.unplanned_peak + moved,
+        predicted_peak=report.predicted_peak + moved,
+        cached=True,
+    )
+
+
+def budget_error(
+    report: Report, planned: Planned, options: Options, tiers: Tiers, minimum: int, budget: int
+) -> BudgetError:
+    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak."""
+    return BudgetError(
+        minimum=minimum,
+        binding=report.binding,
+        budget=budget,
+        refusals=((refusal.what, refusal.reason) for refusal in report.refusals if refusal != SWITCHED_OFF),
+        unused=options.unused,
+        baseline=report.baseline,
+        reserve=report.reserve,
+        full=full_tiers(planned, options, tiers),
+    )
+
+
+def full_tiers(planned: Planned, options: Options, tiers: Tiers) -> tuple[tuple[str, int], ...]:
+    """Tiers that lack the room for a value that is saved on the device: (name and folder, bytes of room in all)."""
+    values, schedule = planned.facts.values, planned.chosen.schedule
+    moved = {move.value: move.tier for move in planned.chosen.moves}
+    staying = [
+        values[i].bytes
+        for i in schedule.saved
+        if i not in moved and values[i].movable and values[i].bytes >= max(1, tiers.min_bytes)
+    ]
+    full = []
+    for tier in tiers.tiers:
+        if tier.capacity is None or tier.only_rules or not staying:
+            continue
+        left = tier.capacity - sum(tier.room(values[i].bytes) for i, name in moved.items() if name == tier.name)
+        if tier.room(min(staying)) > left:
+            folder = f" in {options.offload.nvme.path}" if tier.name == "nvme" else ""
+            full.append((f"{tier.name!r}{folder}", tier.capacity))
+    return tuple(full)
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    return (("torch", torch.__version__), ("memgraph", source_fingerprint()[:12]))

@@ -17,7 +17,6 @@ import torch
 
 from memgraph import compat
 from memgraph.hardware import Hardware
-from memgraph.lowered import saved_by_name
 from memgraph.options import Options
 from memgraph.planner.offload import Tiers
 from memgraph.planning import NO_TIERS, Bound, Planned, plan_partition
@@ -57,7 +56,6 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         self.options, self.hardware, self.bound, self.tiers = options, hardware, bound, tiers
         self.progress, self.name = progress, name
         self.planned: list[Planned] = []
-        self.links: list[dict[int, int]] = []  # backward input -> forward output, by position
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         with self.progress.stage("planning", graph=self.name):
@@ -65,7 +63,6 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
                 gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, **kwargs
             )
         self.planned.append(planned)
-        self.links.append(saved_by_name(forward, backward))
         return forward, backward
 
     def uuid(self) -> str:

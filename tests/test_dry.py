@@ -112,6 +112,19 @@ def test_a_budget_that_cannot_be_reached():
     assert report.predicted_peak + 1024 <= minimum == report.budget
 
 
+def test_a_budget_that_a_tier_has_no_room_for(tmp_path):
+    _, loss, x = make()
+    offload = {"nvme": {"path": str(tmp_path), "limit": "600KiB"}, "min_bytes": 0}
+    with pytest.raises(BudgetError) as caught:
+        memgraph.plan(loss, x, options={"budget": "1200KiB", "recompute": False, "offload": offload})
+    error = caught.value
+    assert error.full == ((f"'nvme' in {tmp_path}", 600 * 1024),)
+    assert not any(what == "recompute" for what, _ in error.refusals) and "recompute" in error.unused
+    with pytest.raises(BudgetError) as caught:
+        memgraph.plan(loss, x, options={"budget": "1200KiB", "recompute": False})
+    assert caught.value.full == ()
+
+
 @pytest.mark.parametrize(
     "given, match",
     [

@@ -172,6 +172,18 @@ def test_no_backward_and_an_exception_leave_nothing(scratch):
         assert runtime.statistics().nvme_live == 0
 
 
+def test_hooks_that_copy_what_is_saved_are_named(scratch):
+    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU())
+    torch._dynamo.reset()
+    call = torch.compile(module, backend=moving(scratch))
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda packed: packed):
+        y = call(torch.randn(16, 32))
+    with pytest.raises(memgraph.OffloadError, match="saved_tensors_hooks around the call"):
+        y.sum().backward()
+    del y
+    gc.collect()
+
+
 def test_backward_on_another_thread(scratch):
     module, compiled, _ = small(scratch)
     loss, _ = compiled(torch.randn(16, 16))

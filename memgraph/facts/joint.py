@@ -115,6 +115,7 @@ def read_joint(
             )
         )
     stock = {n.name for n in _flat(next(iter(stock_forward.graph.find_nodes(op="output"))).args[0])[num_fwd_outputs:]}
+    stock = (stock & by_name.keys()) | _replayed(backward, stock, overwritten)
     return JointFacts(
         values=tuple(values),
         forward=tuple(position[n] for n in forward),
@@ -157,6 +158,27 @@ def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:
     if not reason and overwritten.intersection(node.all_input_nodes):
         reason = "reads an input that the forward overwrites"
     return reason
+
+
+def _replayed(backward: Iterable[fx.Node], saved: set[str], overwritten: set[fx.Node]) -> set[str]:
+    """Values that must not be computed twice and that Inductor's split does not save, though its backward needs them.
+
+    It draws them again from a saved state of the generator (fallback_random under a checkpoint). A plan of ours has no
+    such replays: the planner takes these values for saved, in Inductor's split too.
+    """
+    found: set[str] = set()
+    pending = [read for node in backward for read in node.all_input_nodes]
+    seen = set(backward)
+    while pending:
+        node = pending.pop()
+        if node in seen or node.name in saved or node.op != "call_function":
+            continue
+        seen.add(node)
+        if _fixed(node, overwritten):
+            found.add(node.name)
+        else:
+            pending += node.all_input_nodes
+    return found
 
 
 def _flat(outputs: object) -> list:
