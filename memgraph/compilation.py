@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from memgraph import compat, runtime
-from memgraph.errors import BudgetError
+from memgraph import compat
+from memgraph.errors import BudgetError, OffloadError
 from memgraph.hardware import load
 from memgraph.logits import before_autograd
 from memgraph.lowered import inputs_of
@@ -30,10 +30,12 @@ from memgraph.planning import SPARE, Bound
 from memgraph.progress import Progress
 from memgraph.report import Report, record
 from memgraph.store import Store
-from memgraph.tiers import settings, tiers
+from memgraph.tiers import reserve, room, tiers
 from memgraph.wrapper import NotReadable
 
 ATTEMPTS = 4
+# Times that a graph is planned anew since others took the room of a tier meanwhile.
+REPLANNED = 3
 # Added to the smallest budget that an error names: the baseline of the next compilation may hold a few small tensors
 # more (Dynamo keeps the random generator's state, 5,056 bytes, while a traceback of a failed compilation lives).
 SLACK = 64 * 1024
@@ -59,6 +61,7 @@ class Compilation:
         self.store = Store()
         self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
         self.tiers = tiers(options, self.hardware, device=self.device)
+        self.replanned = 0  # times, since a tier had less room than it said
 
     def run(self) -> Any:
         """The compiled callable.  Raises BudgetError, VerifyError."""
@@ -82,7 +85,7 @@ class Compilation:
                 if known is not None:  # everything came from the caches: the report did too
                     report = dataclasses.replace(known[2], cached=True)
                     record(report)
-                    return self._with_room(compiled, report)
+                    return self._with_room(compiled, known[3])
                 compiled = self._lower(partitioner, lowering, cache=False)
                 if not partitioner.planned:
                     return compiled  # nothing was differentiated
@@ -90,9 +93,11 @@ class Compilation:
             report, above = self._report(key, partitioner, lowering, attempt, time.perf_counter() - start)
             if planned.bound is None or above <= planned.bound:
                 record(report)
+                needed = room((planned.plan for planned in partitioner.planned), self.tiers)
                 if self.options.cache:
-                    self.store.put(key, {"margin": bound.margin, "last": last, "report": report.to_json()})
-                return self._with_room(compiled, report)
+                    kept = {"margin": bound.margin, "last": last, "report": report.to_json(), "room": needed}
+                    self.store.put(key, kept)
+                return self._with_room(compiled, needed)
             if last:
                 break
             if planned.plan.peak > planned.bound - bound.margin:
@@ -146,12 +151,15 @@ class Compilation:
                 self.store.put(key, {"unplanned": self.unplanned})
         return Bound(bytes=int(bound.fraction * self.unplanned), reserve=bound.reserve, unplanned=self.unplanned)
 
-    def _known(self, key: str) -> tuple[int, bool, Report] | None:
-        """Margin, last and report of the attempt that was accepted before for this key, where all of that is kept."""
+    def _known(self, key: str) -> tuple[int, bool, Report, dict[str, int]] | None:
+        """Margin, last, report and room of the attempt that was accepted before for this key, where all is kept."""
         kept = self.store.get(key) if self.options.cache else None
         try:
-            return None if kept is None else (int(kept["margin"]), bool(kept["last"]), Report.from_json(kept["report"]))
-        except (KeyError, TypeError, ValueError):
+            if kept is None or any(self.tiers.named(name) is None for name in kept["room"]):
+                return None
+            needed = {name: int(size) for name, size in kept["room"].items()}
+            return int(kept["margin"]), bool(kept["last"]), Report.from_json(kept["report"]), needed
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None  # written by another version, or damaged: as good as none
 
     def _lower(self, partitioner: Partitioner | None, lowering: Lowering, *, cache: bool) -> Any:
@@ -183,19 +191,22 @@ class Compilation:
         retain = self.options.retain_graph
         return compat.compile_graph(compat.copy_graph(self.gm), self.inputs, inner, patches, retain_graph=retain)
 
-    def _with_room(self, compiled: Any, report: Report) -> Any:
+    def _with_room(self, compiled: Any, needed: dict[str, int]) -> Any:
         """The compiled callable, with the tiers' room for one step taken before it first runs, until it is dropped.
 
-        Raises OffloadError where a tier has less room than it said.
+        needed: bytes by the tier's name. Where others took the room since it was counted, the graph is planned anew
+        with what is left. Raises OffloadError where a tier has less room than it says even then.
         """
-        told = settings(self.options, self.tiers)
-        taken = []
-        for tier in self.tiers.tiers:
-            size = sum(tier.room(decision.bytes) for decision in report.decisions if decision.tier == tier.name)
-            if size:
-                host, nvme = (size, 0) if tier.name == "host" else (0, size)
-                taken.append(runtime.prepare(self.device, told[tier.name], host, nvme))
-        return holding(compiled, taken) if taken else compiled
+        if not needed:
+            return compiled
+        try:
+            return holding(compiled, reserve(needed, self.options, self.tiers, self.device, self.name))
+        except OffloadError:
+            left = tiers(self.options, self.hardware, device=self.device)
+            if left == self.tiers or self.replanned == REPLANNED:
+                raise
+            self.tiers, self.replanned = left, self.replanned + 1
+        return self.run()
 
     def _trains(self) -> bool:
         tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]

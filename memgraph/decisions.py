@@ -9,6 +9,7 @@ from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
 from memgraph.planner.solve import Planner
+from memgraph.sizes import format_size
 
 
 def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tuple[Decision, ...] = ()) -> Plan:
@@ -92,13 +93,20 @@ def refusals(facts: JointFacts, plan: Plan, options: Options):
             yield Refusal(f"rule {pattern!r}: {action!r}", reason)
 
 
-def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
+def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers, missed: bool = False):
+    """What of offload was not done.  missed: the plan is larger than its bound."""
     if planner.offloader is None:
         return
     for tier in tiers.tiers:
         if tier.only_rules:
             reason = "the CPU's own memory is where the values are already: only rules send values there, to no gain"
             yield Refusal(f"offload to {tier.name}", reason)
+    if missed or not chosen.stock:  # else nothing had to leave
+        for tier, need in planner.offloader.without_room(chosen):
+            sizes = (
+                f"the values that may go there need {format_size(need)}, and there is room for {tier.capacity} bytes"
+            )
+            yield Refusal(f"offload to {tier.name}", f"{sizes}: {tier.why}" if tier.why else sizes)
     for i, reason in planner.offloader.refused(chosen):
         value = planner.facts.values[i]
         yield Refusal(f"offload {value.name} ({value.pin[1]})", reason)

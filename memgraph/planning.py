@@ -241,9 +241,10 @@ def plan_partition(
     wanted = bound.above_baseline(plain.planner.stock.peak)
     variant, chosen = work.choose(tiling, plain, wanted)
     forward, backward, plan = work.realise(variant, chosen)
+    missed = wanted is not None and chosen.peak > wanted - bound.margin
     refused = (
         *refusals(variant.facts, plan, options),
-        *offload_refusals(variant.planner, chosen, tiers),
+        *offload_refusals(variant.planner, chosen, tiers, missed),
         *tiling.refusals,
     )
     planned = Planned(

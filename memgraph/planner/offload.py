@@ -194,6 +194,18 @@ class Offloader:
             self._clocks[saved] = Clock(self.facts, base.schedule)
         return self._clocks[saved]
 
+    def without_room(self, chosen: Candidate) -> Iterator[tuple[Tier, int]]:
+        """Tiers in which a value that stays finds no room, with the bytes that all that may go there need."""
+        values = self.facts.values
+        moves = {move.value: move.tier for move in chosen.moves}
+        movable = [i for i in self.movable(self.plain() if chosen.stock else chosen) if self._free(i)]
+        for tier in self.tiers.tiers:
+            fitting = [i for i in movable if self._rule(i) == tier or (self._rule(i) is None and not tier.only_rules)]
+            room = {i: tier.room(values[i].bytes) for i in fitting if moves.get(i, tier.name) == tier.name}
+            left = math.inf if tier.capacity is None else tier.capacity - sum(room[i] for i in room if i in moves)
+            if any(size > left for i, size in room.items() if i not in moves):
+                yield tier, sum(room.values())
+
     def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:
         """Values that a rule sends away and that stay, with the reason."""
         values = self.facts.values

@@ -139,4 +139,6 @@ def _check(calls: Calls, file: int, size: int, margin: float | None) -> None:
 
 def describe(free: int, margin: int) -> str:
     """How much room there is, to read."""
-    return f"{format_size(free)} free ({free} bytes), of which {format_size(margin)} ({margin} bytes) stay free for others"
+    return (
+        f"{format_size(free)} free ({free} bytes), of which {format_size(margin)} ({margin} bytes) stay free for others"
+    )
