@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 from typing import Any
 
@@ -77,6 +78,7 @@ class HostPool:
         self._memory = memory or Memory()
         self._segments: list[Segment] = []
         self.reservations = Reservations()
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self.slots = Slots(self._vacated)
 
@@ -131,6 +133,8 @@ class HostPool:
         return layout.empty()
 
     def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
+        if self._process != os.getpid():  # which may have given the bytes to another value by now
+            raise value.error("it was offloaded by another process, which has forked this one: values stay there")
         return _Back(value, tensor, self)
 
     def bytes(self, slot: Slot, size: int) -> torch.Tensor:

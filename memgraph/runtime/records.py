@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 
@@ -148,3 +149,13 @@ def history(device: torch.device) -> History:
     """The history of `device`."""
     with _lock:
         return _histories.setdefault(device, History())
+
+
+def _in_a_child() -> None:
+    """A forked child begins anew: the values of its parent are none of its own."""
+    global _lock
+    _histories.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_a_child)

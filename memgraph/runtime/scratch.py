@@ -229,6 +229,13 @@ class Scratch:
             file, self.file = self.file, -1
             self.calls.close(file)
 
+    def disown(self) -> None:
+        """In a forked child: let the parent's file go. Takes no lock, as nobody is left to give it back."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                self.calls.close(file)
+
     def _close_if_idle(self) -> None:
         self.reservations.settle()
         self.slots.settle()
@@ -249,7 +256,7 @@ class Scratch:
     def run(self, job: Callable[[int], None], blocks: int) -> None:
         """Do `job(block)` for each block, on the threads of this file, in this order. `job` must not raise."""
         if self._process != os.getpid():
-            raise self._error("the file was opened by another process: its threads did not come through the fork")
+            raise self._error("the file was opened by another process, which has forked this one: values stay there")
         for block in range(blocks):
             self._workers.submit(job, block)
 

@@ -208,3 +208,19 @@ def scratch_file(
         if calls is not None or gds is not None or key not in _files:
             _files[key] = NvmeTier(*key, calls=calls, gds=gds)
         return _files[key]
+
+
+def _in_a_child() -> None:
+    """A forked child has tiers of its own: memory that two processes write, and threads that are not there, have ended.
+
+    Its copy of the descriptors would keep the parent's files on the disk for as long as it lives.
+    """
+    global _lock, _tidier
+    for file in _files.values():
+        file.disown()
+    _pools.clear()
+    _files.clear()
+    _lock, _tidier = threading.Lock(), Tidier()  # another thread may have held them
+
+
+os.register_at_fork(after_in_child=_in_a_child)
