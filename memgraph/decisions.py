@@ -102,7 +102,7 @@ def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers, missed: 
             reason = "the CPU's own memory is where the values are already: only rules send values there, to no gain"
             yield Refusal(f"offload to {tier.name}", reason)
     if missed or not chosen.stock:  # else nothing had to leave
-        for tier, need in planner.offloader.without_room(chosen):
+        for tier, need in planner.offloader.without_room(chosen, missed):
             sizes = (
                 f"the values that may go there need {format_size(need)}, and there is room for {tier.capacity} bytes"
             )

@@ -113,26 +113,20 @@ def test_a_collection_inside_of_slots():
 
 def test_the_last_reference_dies_on_a_thread_of_the_file(tmp_path):
     """The executor's end would wait for that very thread."""
-    dropped, where = [], []
+    file = runtime.scratch_file(str(tmp_path), "cpu", Calls())
+    dropped = [Cycle(runtime.prepare("cpu", options(tmp_path), nvme_bytes=MIB))]
+    where = []
 
-    class Dropping(Calls):
-        def pwrite(self, file, data, offset):
-            if dropped and threading.current_thread().name.startswith("memgraph-nvme"):
-                where.append(threading.current_thread().name)
-                dropped.clear()
-                gc.collect()
-            return super().pwrite(file, data, offset)
+    def drop(block):
+        where.append(threading.current_thread().name)
+        dropped.clear()
+        gc.collect()
 
-    file = runtime.scratch_file(str(tmp_path), "cpu", Dropping())
-    dropped.append(Cycle(runtime.prepare("cpu", options(tmp_path), nvme_bytes=MIB)))
+    file.run(drop, 1)
+    assert until(lambda: file.file == -1) and where[0].startswith("memgraph-nvme")
+    assert until(lambda: not any(t.name.startswith("memgraph-nvme") for t in threading.enumerate()))
     x = torch.randn(MIB // 8)
-    held = hold(x, "nvme", options(tmp_path))
-    assert torch.equal(bring(held, x, "nvme"), x) and where
-    assert until(lambda: not file.reserved()) and file.file >= 0, "a value is still in the file"
-    del held
-    assert drained()
-    runtime.release()
-    assert file.file == -1 and not any(t.name.startswith("memgraph-nvme") for t in threading.enumerate())
+    assert torch.equal(bring(hold(x, "nvme", options(tmp_path)), x, "nvme"), x)
 
 
 def test_a_dropped_reservation_is_given_back_without_another_call(tmp_path):
