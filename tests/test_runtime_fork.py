@@ -44,6 +44,7 @@ def test_a_value_of_the_parent_is_refused_and_values_of_the_child_are_its_own(tm
         given = options(folder, verify=True)
         room = runtime.prepare("cpu", given, {tier}_bytes=4 << 20)
         held = hold(x, {tier!r}, given)
+        other = hold(x, {tier!r}, given, "other")  # the child does not load it early, as the run before its own
 
         def work():
             try:
@@ -51,13 +52,14 @@ def test_a_value_of_the_parent_is_refused_and_values_of_the_child_are_its_own(tm
                 return 1
             except OffloadError as error:
                 assert "another process" in str(error), error
-            mine = [hold(y + n, {tier!r}, given, str(n)) for n in range(3)]
+            own = options(folder, verify=True, window=1 << 30, graph="of the child")
+            mine = [hold(y + n, {tier!r}, own, str(n)) for n in range(3)]
             return 0 if all(torch.equal(bring(value, y, {tier!r}), y + n) for n, value in enumerate(mine)) else 2
 
         print(child(work))
         print(torch.equal(bring(held, x, {tier!r}), x))
         room.close()
-        del held
+        del held, other
         runtime.release()
         print(runtime.statistics().{tier}_live)
     """

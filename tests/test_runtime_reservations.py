@@ -13,9 +13,11 @@ from offloading import bring, drained, hold, options
 from memgraph import runtime
 from memgraph.errors import OffloadError
 from memgraph.runtime.host import HostPool, Memory
+from memgraph.runtime.records import Record, reload
 from memgraph.runtime.reservations import Reservations, Tidier, listed
 from memgraph.runtime.slots import PAGE, Slots
 from memgraph.runtime.space import Calls
+from memgraph.runtime.tickets import content
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -232,3 +234,24 @@ def test_the_cap_names_who_has_reserved():
     with pytest.raises(OffloadError, match=r"its cap is 1048576 \(reserved: 1\.0 MiB by loss_fn \[0\]\)"):
         runtime.prepare("cpu", options(cap=MIB), host_bytes=PAGE)
     room.close()
+
+
+def test_a_value_that_is_asked_for_while_its_early_load_begins_is_held_once():
+    """The early load would stay on the device until the value goes, and nobody would ever take it."""
+    pool = runtime.host_pool("cpu", Memory())
+    x = torch.randn(100)
+    held = hold(x, "host", "{}")
+    record = content(held, Record)
+    empty, interrupts, loads = pool.empty, [True], []
+
+    def interrupted(value, layout):
+        if interrupts:
+            interrupts.pop()
+            loads.append(reload(record, layout).finish())
+        return empty(value, layout)
+
+    pool.empty = interrupted
+    record.load_early()
+    assert torch.equal(loads[0], x) and record.early is None
+    record.load_early()
+    assert record.early is None, "it has been asked for"
