@@ -230,9 +230,9 @@ def test_nothing_stays_reserved_where_one_tier_refuses(scratch):
             return Space(MIB, 0)
 
     runtime.scratch_file(scratch, "cpu", Full())
-    with pytest.raises(memgraph.OffloadError, match="cannot be reserved"):
+    with pytest.raises(memgraph.OffloadError, match="cannot be reserved") as caught:
         reserve({"host": MIB, "nvme": MIB}, given, here, "cpu", "f")
-    assert runtime.statistics().host_pool == 0
+    assert caught.value.tier == "nvme" and runtime.statistics().host_pool == 0, "though its traceback lives"
 
 
 @pytest.fixture
