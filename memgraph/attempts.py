@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from memgraph import compat, runtime
-from memgraph.errors import GraphError
+from memgraph import compat
+from memgraph.errors import GraphError, OffloadError
 from memgraph.hardware import load
 from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.logits import before_autograd
@@ -26,10 +26,12 @@ from memgraph.planner.plan import Timeline
 from memgraph.planning import SPARE, Bound, Planned
 from memgraph.report import Report, record
 from memgraph.store import Store
-from memgraph.tiers import settings, tiers
+from memgraph.tiers import reserve, room, tiers
 from memgraph.wrapper import NotReadable
 
 ATTEMPTS = 4
+# Times that a graph is planned anew since others took the room of a tier meanwhile.
+REPLANNED = 3
 # Added to the smallest budget that an error names: the baseline of the next compilation may hold a few small tensors
 # more (Dynamo keeps the random generator's state, 5,056 bytes, while a traceback of a failed compilation lives).
 SLACK = 64 * 1024
@@ -39,21 +41,30 @@ AUTO_MARGIN = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """A plan that was lowered.  bound: what it was made for.  above: bytes above the baseline that it reaches."""
+    """A plan that was lowered.
+
+    bound: what it was made for.  room: bytes that one step takes of each tier, by name, nested regions included.
+    above: bytes above the baseline that it reaches.
+    """
 
     bound: Bound
     compiled: Any
     planned: Planned
+    room: dict[str, int]
     report: Report
     above: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What the plan store has of a graph: the bound of a plan, and its report or the peak above the baseline."""
+    """What the plan store has of a graph: the bound of a plan, and its report and room, or its peak above the baseline.
+
+    room: as of `Attempt`.
+    """
 
     bound: Bound
     report: Report | None = None
+    room: dict[str, int] = dataclasses.field(default_factory=dict)
     above: int | None = None
 
 
@@ -70,6 +81,7 @@ class Attempts:
         self.store = Store()
         self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
         self.tiers = tiers(self.options, self.hardware, device=self.device)
+        self.replanned = 0  # times, since a tier had less room than it said
         self.start = time.perf_counter()
 
     def run(self) -> Any:
@@ -130,20 +142,21 @@ class Attempts:
                 report = found_again(kept.report, graph=self.name, baseline=self.baseline)
                 report = dataclasses.replace(report, stages=stages)
                 record(report)
-                return self._with_room(compiled, report)
+                return self._with_room(compiled, kept.room)
             if not graphs:  # the caches knew the graph, the plan store does not
                 compiled, graphs = lower(self.job, partitioner, cache=False)
             if not partitioner.planned:
                 return compiled  # nothing was differentiated
         report, above = self._report(key, partitioner, graphs, wanted, number)
-        return Attempt(bound, compiled, partitioner.planned[-1], report, above)
+        needed = room((planned.plan for planned in partitioner.planned), self.tiers)
+        return Attempt(bound, compiled, partitioner.planned[-1], needed, report, above)
 
     def _accept(self, key: str, found: Attempt) -> Any:
         record(found.report)
         if self.options.cache:
             bound = dataclasses.asdict(found.bound)
-            self.store.put(key, {"bound": bound, "report": found.report.to_json()})
-        return self._with_room(found.compiled, found.report)
+            self.store.put(key, {"bound": bound, "report": found.report.to_json(), "room": found.room})
+        return self._with_room(found.compiled, found.room)
 
     def _error(self, wanted: Bound, tried: list[Attempt], lowest: Kept | None) -> Exception:
         """The error of a budget that was not kept. It names the lowest peak seen, and the plan of that is kept.
@@ -161,7 +174,7 @@ class Attempts:
         held = self.baseline + wanted.reserve
         limit = _limit(wanted, best.planned)
         minimum, budget = held + above + SLACK, held + limit
-        return budget_error(best.report, best.planned, self.options, self.tiers, minimum=minimum, budget=budget)
+        return budget_error(best.report, best.planned, self.options, minimum=minimum, budget=budget)
 
     def _share_of_unplanned(self, bound: Bound) -> Bound:
         """A fraction as bytes: of what the same graph allocates when plain Inductor lowers it.
@@ -202,8 +215,11 @@ class Attempts:
         """The attempt that was accepted before for this key, where all of it is kept."""
         record = self.store.get(key) if self.options.cache else None
         try:
-            return record and Kept(Bound(**record["bound"]), report=Report.from_json(record["report"]))
-        except (KeyError, TypeError, ValueError):
+            if record is None or any(self.tiers.named(name) is None for name in record["room"]):
+                return None
+            needed = {name: int(size) for name, size in record["room"].items()}
+            return Kept(Bound(**record["bound"]), report=Report.from_json(record["report"]), room=needed)
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None  # written by another version, or damaged: as good as none
 
     def _lowest(self, wanted: Bound) -> Kept | None:
@@ -216,19 +232,22 @@ class Attempts:
         except (KeyError, TypeError, ValueError):
             return None
 
-    def _with_room(self, compiled: Any, report: Report) -> Any:
+    def _with_room(self, compiled: Any, needed: dict[str, int]) -> Any:
         """The compiled callable, with the tiers' room for one step taken before it first runs, until it is dropped.
 
-        Raises OffloadError where a tier has less room than it said.
+        needed: bytes by the tier's name. Where others took the room since it was counted, the graph is planned anew
+        with what is left. Raises OffloadError where a tier has less room than it says even then.
         """
-        told = settings(self.options, self.tiers)
-        taken = []
-        for tier in self.tiers.tiers:
-            size = sum(tier.room(decision.bytes) for decision in report.decisions if decision.tier == tier.name)
-            if size:
-                host, nvme = (size, 0) if tier.name == "host" else (0, size)
-                taken.append(runtime.prepare(self.device, told[tier.name], host, nvme))
-        return holding(compiled, taken) if taken else compiled
+        if not needed:
+            return compiled
+        try:
+            return holding(compiled, reserve(needed, self.options, self.tiers, self.device, self.name))
+        except OffloadError:
+            left = tiers(self.options, self.hardware, device=self.device)
+            if left == self.tiers or self.replanned == REPLANNED:
+                raise
+            self.tiers, self.replanned = left, self.replanned + 1
+        return self.run()
 
     def _budget(self) -> int | None:
         """The budget in bytes, baseline included; None for a fraction (known once the graph is) or no bound."""

@@ -9,6 +9,8 @@ from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
 from memgraph.planner.solve import Planner
+from memgraph.planner.transfers import Tier
+from memgraph.sizes import format_size
 
 
 def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tuple[Decision, ...] = ()) -> Plan:
@@ -92,7 +94,24 @@ def refusals(facts: JointFacts, plan: Plan, options: Options):
             yield Refusal(f"rule {pattern!r}: {action!r}", reason)
 
 
+def full_tiers(planner: Planner, chosen: Candidate, missed: bool) -> tuple[tuple[Tier, int], ...]:
+    """Tiers whose room was in the way, with the bytes that all values that may go there need.
+
+    missed: the plan is larger than its bound.
+    """
+    if planner.offloader is None or (chosen.stock and not missed):  # nothing had to leave
+        return ()
+    return tuple(planner.offloader.without_room(chosen, missed))
+
+
+def full_refusal(tier: Tier, need: int) -> Refusal:
+    """What the report says of a tier whose room was in the way."""
+    text = f"the values that may go there need {format_size(need)}, and there is room for {tier.capacity} bytes"
+    return Refusal(f"offload to {tier.name}", f"{text}: {tier.why}" if tier.why else text)
+
+
 def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
+    """What of offload was not done, besides what found no room."""
     if planner.offloader is None:
         return
     for tier in tiers.tiers:

@@ -29,7 +29,7 @@ from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
 from memgraph.outcome import budget_error, build_report
 from memgraph.partitioner import Partitioner
-from memgraph.planning import NO_TIERS, Bound, Planned
+from memgraph.planning import Bound, Planned
 from memgraph.progress import Progress
 from memgraph.report import Report
 from memgraph.tiers import tiers
@@ -78,9 +78,7 @@ def plan(
     report = capture.report
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
-        raise budget_error(
-            report, capture.planned, capture.options, capture.tiers, minimum=minimum, budget=report.budget
-        )
+        raise budget_error(report, capture.planned, capture.options, minimum=minimum, budget=report.budget)
     return report
 
 
@@ -109,7 +107,6 @@ class _Capture:
         self.notes: list[str] = []
         self.report: Report | None = None
         self.planned: Planned | None = None
-        self.tiers = NO_TIERS
 
     def run(self, gm: Any, inputs: Sequence[Any]) -> None:
         """Plan the graph; always raises."""
@@ -136,7 +133,7 @@ class _Capture:
         hardware = self.hardware or load(target)
         baseline = _bytes([*tensors, *_tensors_of(self.fn)])
         inputs = self._moved(gm, inputs, target)
-        self.tiers = found = tiers(self.options, hardware, here=False)
+        found = tiers(self.options, hardware, here=False)
         self.notes += found.notes
         partitioner = Partitioner(
             self.options,

@@ -65,6 +65,31 @@ class Binding:
     source: str = ""
 
 
+@dataclass(frozen=True)
+class FullTier:
+    """A tier that lacks the room for values that would have gone there.
+
+    Attributes:
+        tier: "host" or "nvme".
+        room: bytes that it has for this graph.
+        need: bytes that all values that may go there take.
+        path: the scratch folder, `""` for the host tier.
+        why: what its room is, to read.
+    """
+
+    tier: str
+    room: int
+    need: int
+    path: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        place = f" in {self.path}" if self.path else ""
+        text = f"The tier {self.tier!r}{place} has room for {_exact(self.room)} only"
+        text += f", and the values that may go there need {_format(self.need)}"
+        return f"{text}: {self.why}." if self.why else f"{text}."
+
+
 class BudgetError(MemgraphError, RuntimeError):
     """The budget cannot be reached; raised before the first step runs.
 
@@ -76,7 +101,7 @@ class BudgetError(MemgraphError, RuntimeError):
         unused: the options by which less memory might do, and which are off.
         baseline: bytes of the minimum that are allocated when the step starts, where they are known.
         reserve: bytes of the minimum that are held back by the options.
-        full: tiers that have no room for values that would have gone there, as (tier, bytes that it has room for).
+        full: tiers that lack the room for values that would have gone there.
     """
 
     def __init__(
@@ -89,7 +114,7 @@ class BudgetError(MemgraphError, RuntimeError):
         unused: Iterable[str] = (),
         baseline: int | None = None,
         reserve: int = 0,
-        full: Iterable[tuple[str, int]] = (),
+        full: Iterable[FullTier] = (),
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
@@ -99,7 +124,7 @@ class BudgetError(MemgraphError, RuntimeError):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        lines = [*self._sums(), *(f"The tier {tier} has room for {_exact(room)} only." for tier, room in self.full)]
+        lines = [*self._sums(), *map(str, self.full)]
         if self.binding:
             lines.append("Live at its peak:")
         for tensor in self.binding[:_SHOWN]:

@@ -82,6 +82,17 @@ def _limit(value: object) -> int | None:
     return None if value is None else parse_size(value)
 
 
+def _margin(value: object) -> int | float | None:
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if 0 <= value < 1:  # false for NaN, too
+            return value
+    elif isinstance(value, (str, int)) and not isinstance(value, bool):
+        return parse_size(value, allow_zero=True)
+    raise ValueError(f"allowed: {SIZES}; a share of the file system from 0.0 on and below 1.0 (float); None")
+
+
 def _gpudirect(value: object) -> bool | str:
     if value == "auto" or isinstance(value, bool):
         return value
@@ -176,6 +187,10 @@ class ScratchOptions(BaseModel):
     limit: Annotated[int | None, PlainValidator(_limit)] = None
     """The most bytes that the scratch file may take; None for what the disk has."""
 
+    margin: Annotated[int | float | None, PlainValidator(_margin)] = None
+    """What stays free on the disk for others: bytes, or a share of the file system (float); None for 5 % of it, but at
+    most 1 GiB. Checked whenever the scratch file grows; what others take later is theirs."""
+
     gpudirect: Annotated[bool | Literal["auto"], PlainValidator(_gpudirect)] = "auto"
     """Between a GPU and the file past the memory of the host: `"auto"` where it was measured to be faster, True or not
     at all, False never."""
@@ -190,7 +205,7 @@ class OffloadOptions(BaseModel):
     """Host memory: at most so many bytes, True for what the machine has free, False (or None) for none."""
 
     nvme: Annotated[ScratchOptions | None, BeforeValidator(_nvme)] = None
-    """A scratch file: a folder, or a dict of its path, a limit in bytes and `gpudirect`; None for none."""
+    """A scratch file: a folder, or a dict of its path, a limit in bytes, a margin and `gpudirect`; None for none."""
 
     min_bytes: Annotated[int, PlainValidator(_reserve)] = 1 << 20
     """Smaller values stay on the device unless a rule says otherwise."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from memgraph.decisions import timeline
-from memgraph.errors import BudgetError
+from memgraph.decisions import full_refusal, timeline
+from memgraph.errors import BudgetError, FullTier
 from memgraph.options import Options
 from memgraph.partitioner import source_fingerprint
-from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Refusal, Timeline
+from memgraph.planner.transfers import Tier
 from memgraph.planning import Planned
 from memgraph.report import Report
 
@@ -108,40 +108,24 @@ def found_again(report: Report, *, graph: str, baseline: int) -> Report:
     )
 
 
-def budget_error(
-    report: Report, planned: Planned, options: Options, tiers: Tiers, minimum: int, budget: int
-) -> BudgetError:
+def budget_error(report: Report, planned: Planned, options: Options, minimum: int, budget: int) -> BudgetError:
     """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak."""
+    told = {full_refusal(tier, need) for tier, need in planned.full} | {SWITCHED_OFF}
     return BudgetError(
         minimum=minimum,
         binding=report.binding,
         budget=budget,
-        refusals=((refusal.what, refusal.reason) for refusal in report.refusals if refusal != SWITCHED_OFF),
+        refusals=((refusal.what, refusal.reason) for refusal in report.refusals if refusal not in told),
         unused=options.unused,
         baseline=report.baseline,
         reserve=report.reserve,
-        full=full_tiers(planned, options, tiers),
+        full=(_full_tier(tier, need, options) for tier, need in planned.full),
     )
 
 
-def full_tiers(planned: Planned, options: Options, tiers: Tiers) -> tuple[tuple[str, int], ...]:
-    """Tiers that lack the room for a value that is saved on the device: (name and folder, bytes of room in all)."""
-    values, schedule = planned.facts.values, planned.chosen.schedule
-    moved = {move.value: move.tier for move in planned.chosen.moves}
-    staying = [
-        values[i].bytes
-        for i in schedule.saved
-        if i not in moved and values[i].movable and values[i].bytes >= max(1, tiers.min_bytes)
-    ]
-    full = []
-    for tier in tiers.tiers:
-        if tier.capacity is None or tier.only_rules or not staying:
-            continue
-        left = tier.capacity - sum(tier.room(values[i].bytes) for i, name in moved.items() if name == tier.name)
-        if tier.room(min(staying)) > left:
-            folder = f" in {options.offload.nvme.path}" if tier.name == "nvme" else ""
-            full.append((f"{tier.name!r}{folder}", tier.capacity))
-    return tuple(full)
+def _full_tier(tier: Tier, need: int, options: Options) -> FullTier:
+    path = options.offload.nvme.path if tier.name == "nvme" else ""
+    return FullTier(tier.name, tier.capacity, need, path, tier.why)
 
 
 def _versions() -> tuple[tuple[str, str], ...]:

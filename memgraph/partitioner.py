@@ -71,7 +71,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
             self.options.key(),
             self.hardware.to_json(),
             json.dumps(dataclasses.asdict(self.bound), sort_keys=True),
-            json.dumps(dataclasses.asdict(self.tiers), sort_keys=True),
+            repr(self.tiers),
             str(_world_size()),
             source_fingerprint(),
             torch.__version__,

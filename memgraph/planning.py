@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from memgraph import compat
-from memgraph.decisions import make_plan, offload_refusals, refusals, timeline
+from memgraph.decisions import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
 from memgraph.errors import Binding
 from memgraph.facts.fusion import price_fusion
 from memgraph.facts.joint import JointFacts, read_joint
@@ -26,6 +26,7 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Plan, Refusal, Timeline
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, first, more
+from memgraph.planner.transfers import Tier
 from memgraph.tiers import settings
 from memgraph.tiling import Tiling
 from memgraph.verify import snapshot, verify_graph, verify_partition
@@ -66,7 +67,7 @@ class Planned:
     """A joint graph after planning.  bound: bytes above the baseline that was asked for, before the margin.
 
     facts, chosen, stock: of the graph as it was planned, tiles in it.  unplanned, unplanned_seconds: a step of the
-    graph without tiles, as Inductor splits it.
+    graph without tiles, as Inductor splits it.  full: tiers whose room was in the way, with the bytes that were needed.
     """
 
     plan: Plan
@@ -79,6 +80,7 @@ class Planned:
     unplanned: Timeline
     unplanned_seconds: float
     seconds: float
+    full: tuple[tuple[Tier, int], ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -241,8 +243,11 @@ def plan_partition(
     wanted = bound.above_baseline(plain.planner.stock.peak)
     variant, chosen = work.choose(tiling, plain, wanted)
     forward, backward, plan = work.realise(variant, chosen)
+    missed = wanted is not None and chosen.peak > wanted - bound.margin
+    full = full_tiers(variant.planner, chosen, missed)
     refused = (
         *refusals(variant.facts, plan, options),
+        *(full_refusal(tier, need) for tier, need in full),
         *offload_refusals(variant.planner, chosen, tiers),
         *tiling.refusals,
     )
@@ -257,6 +262,7 @@ def plan_partition(
         timeline(plain.facts, plain.planner.stock),
         plain.seconds,
         variant.seconds + chosen.seconds,
+        full,
     )
     return forward, backward, planned
 

@@ -9,6 +9,7 @@ import memgraph
 from memgraph import BudgetError, MemgraphError, OptionsError, compat
 from memgraph.errors import GraphError
 from memgraph.hardware import built_in
+from memgraph.sizes import format_size
 
 WIDTH, ROWS, LAYERS = 64, 2048, 4
 
@@ -118,7 +119,11 @@ def test_a_budget_that_a_tier_has_no_room_for(tmp_path):
     with pytest.raises(BudgetError) as caught:
         memgraph.plan(loss, x, options={"budget": "1200KiB", "recompute": False, "offload": offload})
     error = caught.value
-    assert error.full == ((f"'nvme' in {tmp_path}", 600 * 1024),)
+    (full,) = error.full
+    assert (full.tier, full.path, full.room) == ("nvme", str(tmp_path), 600 * 1024) and full.need > full.room
+    said = f"The tier 'nvme' in {tmp_path} has room for 600.0 KiB (614400 bytes) only, and the values that may go "
+    assert f"{said}there need {format_size(full.need)}: its limit is 600.0 KiB." in str(error)
+    assert not any(what == "offload to nvme" for what, _ in error.refusals), "said once"
     assert not any(what == "recompute" for what, _ in error.refusals) and "recompute" in error.unused
     with pytest.raises(BudgetError) as caught:
         memgraph.plan(loss, x, options={"budget": "1200KiB", "recompute": False})

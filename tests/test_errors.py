@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from memgraph.errors import Binding, BudgetError, MemgraphError, OffloadError, OptionsError, VerifyError
+from memgraph.errors import Binding, BudgetError, FullTier, MemgraphError, OffloadError, OptionsError, VerifyError
 
 SMALL = Binding("mul_3", 1024)
 LARGE = Binding("mm_1", 3 * 1024**3, "model.layers.0.mlp", "llama.py:42")
@@ -37,12 +37,18 @@ def test_budget_error_says_what_was_not_tried():
 
 def test_budget_error_adds_up_its_minimum_before_it_lists_tensors():
     error = BudgetError(
-        minimum=100 * 1024, budget=70 * 1024, baseline=60 * 1024, reserve=1024, binding=[SMALL], full=[("'nvme'", 4096)]
+        minimum=100 * 1024,
+        budget=70 * 1024,
+        baseline=60 * 1024,
+        reserve=1024,
+        binding=[SMALL],
+        full=[FullTier("nvme", 4096, 9216, "/scratch", "its limit is 4.0 KiB")],
     )
     lines = str(error).splitlines()
     sums = "60.0 KiB are allocated when the step starts (the baseline), 1.0 KiB are held back (the reserve), 39.0 KiB"
     assert sums in lines[1]
-    assert "tier 'nvme' has room for 4.0 KiB (4096 bytes) only" in lines[2]
+    tier = "The tier 'nvme' in /scratch has room for 4.0 KiB (4096 bytes) only, and the values that may go there need "
+    assert lines[2] == tier + "9.0 KiB: its limit is 4.0 KiB."
     assert lines[3] == "Live at its peak:"
 
 
@@ -56,7 +62,7 @@ def test_budget_error_about_a_reserve_or_a_baseline_that_takes_it_all():
 @pytest.mark.parametrize(
     "error",
     [
-        BudgetError(minimum=7, baseline=3, reserve=2, full=[("'host'", 4096)]),
+        BudgetError(minimum=7, baseline=3, reserve=2, full=[FullTier("host", 4096, 8192)]),
         BudgetError(minimum=7, binding=(LARGE,), budget=5, refusals=[("tile", "no")], unused=["offload"]),
         BudgetError(minimum=7),
         VerifyError("recompute", ["a", "b"]),

@@ -24,7 +24,7 @@ from memgraph.options import parse_options
 from memgraph.planner.offload import Tiers
 from memgraph.planner.transfers import Tier
 from memgraph.runtime import sanitized
-from memgraph.runtime.scratch import Calls
+from memgraph.runtime.space import Calls
 from memgraph.tiers import settings, tiers
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
