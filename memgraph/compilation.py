@@ -57,7 +57,7 @@ class Compilation:
         self.baseline = allocated_bytes(self.device)
         self.budget = self._budget()
         self.store = Store()
-        self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
+        self.unplanned: Timeline | None = None  # what plain Inductor allocates, where that was asked for
         self.tiers = tiers(options, self.hardware, device=self.device)
 
     def run(self) -> Any:
@@ -126,9 +126,9 @@ class Compilation:
         )
         key = self._key(Bound(), plain)
         kept = self.store.get(key) if self.options.cache else None
-        if isinstance(kept, dict) and isinstance(kept.get("unplanned"), int):
-            self.unplanned = kept["unplanned"]
-        else:
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # none kept, or damaged: as good as none
+            self.unplanned = Timeline.from_rows(kept["unplanned"])
+        if self.unplanned is None:
             name = f"{self.name}, unplanned"
             partitioner = Partitioner(plain, self.hardware, Bound(), self.progress, name)
             for cache in (self.options.cache, False):  # a warm cache answers without the partitioner
@@ -139,12 +139,13 @@ class Compilation:
             if not partitioner.planned:
                 return bound  # nothing was differentiated
             try:
-                self.unplanned = read_step(partitioner, lowering, self.device.type).peak
+                self.unplanned = read_step(partitioner, lowering, self.device.type)
             except NotReadable:
                 return bound
             if self.options.cache:
-                self.store.put(key, {"unplanned": self.unplanned})
-        return Bound(bytes=int(bound.fraction * self.unplanned), reserve=bound.reserve, unplanned=self.unplanned)
+                self.store.put(key, {"unplanned": self.unplanned.rows()})
+        peak = self.unplanned.peak
+        return Bound(bytes=int(bound.fraction * peak), reserve=bound.reserve, unplanned=peak)
 
     def _known(self, key: str) -> tuple[int, bool, Report] | None:
         """Margin, last and report of the attempt that was accepted before for this key, where all of that is kept."""
@@ -268,6 +269,7 @@ class Compilation:
             notes=tuple(notes),
             attempts=attempts,
             unplanned=self.unplanned,
+            calibrated=self.hardware.measured,
             refusals=self.refusals,
         )
         return report, report.predicted_peak - self.baseline

@@ -46,6 +46,7 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
     saved, ours = set(chosen.schedule.saved), set(facts.backward)
     moves = {move.value: move for move in chosen.moves}
     stock_again = stock.schedule.recomputed
+    held_somewhere = _written(chosen)
     times: dict[int, int] = {}
     for i, _ in chosen.schedule.backward_steps:
         times[i] = times.get(i, 0) + 1
@@ -73,7 +74,14 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
                 why = "dropped for the budget"
             if times[i] > 1:
                 why += f", once for each of {times[i]} regions"
-            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why)
+            fused = i not in held_somewhere and value.storage not in held_somewhere
+            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why, fused=fused)
+
+
+def _written(chosen: Candidate) -> set[int]:
+    """Values that get a buffer, in the forward or in the backward, by the sweep."""
+    sides = ((chosen.schedule.forward, chosen.forward), (chosen.schedule.backward, chosen.backward))
+    return {program.values[slot] for program, swept in sides for slot in swept.births}
 
 
 def refusals(facts: JointFacts, plan: Plan, options: Options):

@@ -24,7 +24,7 @@ import torch
 from memgraph import compat
 from memgraph.compilation import AUTO_MARGIN
 from memgraph.errors import BudgetError, GraphError, MemgraphError, OptionsError
-from memgraph.hardware import Hardware, built_in, load
+from memgraph.hardware import Hardware, load, named
 from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
 from memgraph.outcome import build_report
@@ -33,8 +33,6 @@ from memgraph.planning import Bound
 from memgraph.progress import Progress
 from memgraph.report import Report
 from memgraph.tiers import tiers
-
-_GENERIC_CUDA = built_in("cuda").name
 
 
 class _Captured(MemgraphError):
@@ -89,15 +87,7 @@ def plan(
 
 
 def _figures(hardware: Hardware | str | None) -> Hardware | None:
-    if not isinstance(hardware, str):
-        return hardware
-    figures = built_in(hardware)
-    if figures.name == _GENERIC_CUDA and hardware not in ("cuda", _GENERIC_CUDA):
-        raise OptionsError(
-            f"no figures are built in for hardware {hardware!r}; allowed: the name of an H200, H100, A100 or "
-            'RTX 4090, "cuda" and "cpu" for a generic one, or a memgraph.hardware.Hardware'
-        )
-    return figures
+    return named(hardware) if isinstance(hardware, str) else hardware
 
 
 class _Capture:
@@ -173,6 +163,7 @@ class _Capture:
             stages=(*progress.stages, ("all", time.perf_counter() - start)),
             notes=(f"planned with the figures of {hardware.name}; nothing was compiled or run", *self.notes),
             attempts=1,
+            calibrated=hardware.measured,
             refusals=refusals,
         )
         raise compat.through_dynamo(_Captured())

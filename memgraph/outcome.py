@@ -13,7 +13,7 @@ from memgraph.options import Options
 from memgraph.partitioner import Partitioner, source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import Planned
-from memgraph.report import Report
+from memgraph.report import SWEEP, WRAPPER, Report
 from memgraph.wrapper import NotReadable
 
 
@@ -31,20 +31,22 @@ def build_report(
     *,
     baseline: int,
     budget: int | None,
-    unplanned: int | None = None,
+    unplanned: Timeline | None = None,
     refusals: tuple[Refusal, ...] = (),
     **known: Any,
 ) -> Report:
     """The report of one planned graph.
 
     truth: what Inductor's wrappers allocate, or None where only the sweep is known.  budget: bytes, or None where the
-    graph decides.  unplanned: bytes above the baseline that plain Inductor allocates, where it was asked.
+    graph decides.  unplanned: what plain Inductor allocates, where it was asked.
     known: the report's fields that the plan does not speak of.
     """
     plain = truth is not None and planned.plain
     above = truth.peak if truth is not None else planned.chosen.peak
-    if unplanned is None:
-        unplanned = truth.peak if plain else planned.unplanned.peak
+    if unplanned is None and plain:
+        unplanned = truth
+    swept = unplanned is None
+    unplanned = planned.unplanned if swept else unplanned
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
     levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)
@@ -53,9 +55,10 @@ def build_report(
         budget=budget,
         reserve=options.held_back,
         baseline=baseline,
-        unplanned_peak=baseline + unplanned,
+        unplanned_peak=baseline + unplanned.peak,
+        source_of_unplanned_peak=SWEEP if swept else WRAPPER,
         predicted_peak=baseline + above,
-        source_of_peak="inductor wrapper" if truth is not None else "graph sweep",
+        source_of_peak=WRAPPER if truth is not None else SWEEP,
         predicted_time=planned.seconds,
         unplanned_time=planned.unplanned_seconds,
         recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
@@ -63,7 +66,7 @@ def build_report(
         decisions=planned.plan.decisions,
         refusals=planned.refusals + refusals + levers,
         timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
-        unplanned_timeline=truth if plain else planned.unplanned,
+        unplanned_timeline=unplanned,
         binding=planned.binding(),
         versions=(("torch", torch.__version__), ("memgraph", source_fingerprint()[:12])),
         **known,

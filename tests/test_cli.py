@@ -125,6 +125,7 @@ def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
     from memgraph import hardware
 
     figures = dataclasses.replace(hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9)
+    figures = dataclasses.replace(figures, measured=True)
     monkeypatch.setattr(hardware, "calibrate", lambda device: figures)  # it takes seconds, and is tested apart
     result = run("calibrate", "--device", "cpu")
     assert result.exit_code == 0, result.output
