@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
+import json as json_module  # `json` is a parameter's name
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +33,12 @@ app = typer.Typer(
     help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 console = Console(highlight=False)
+WIDE = 1000  # columns that no table needs
+
+
+def show(table: Any) -> None:
+    """Print a table: fitted to a terminal, and as wide as it is anywhere else."""
+    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
 
 
 @contextlib.contextmanager
@@ -82,16 +92,47 @@ def plan(
         str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="plan with the built-in figures of this device: H100")] = None,
+    recompute: Annotated[
+        bool | None, typer.Option("--recompute/--no-recompute", help="whether values may be computed again")
+    ] = None,
+    offload: Annotated[
+        str | None, typer.Option(help='"host"; a folder for a scratch file; or JSON: {"host": "64GiB"}')
+    ] = None,
+    tile: Annotated[
+        bool | None, typer.Option("--tile/--no-tile", help="whether MLPs, experts and the loss may run in shards")
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN=ACTION", help="a pin, such as lm_head=tile:16; any number")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
 ) -> None:
+    named = {"recompute": recompute, "tile": tile}
+    if offload is not None:
+        named["offload"] = parse_offload(offload)
+    if rules:
+        named["rules"] = dict(_pair(rule, "rules") for rule in rules)
     with refusals():
-        fn, args = load_step(target)
+        options = {"budget": parse_budget(budget), "reserve": reserve}
+        options |= {key: value for key, value in named.items() if value is not None}
+        for key, text in (_pair(text, "option") for text in option or ()):
+            if key in named and named[key] is not None:
+                raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
+            options[key] = parse_value(text)
+        check_outputs(json, plot)
         from memgraph.dry import plan as plan_step
 
-        options = {"budget": parse_budget(budget), "reserve": reserve}
-        report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
-    console.print(report)
+        with own_words(target):
+            fn, args = load_step(target)
+            report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
+    if console.is_terminal:
+        console.print(report)
+    else:
+        typer.echo(str(report))
     try:
         if json:
             json.write_text(report.to_json())
@@ -110,6 +151,74 @@ def parse_budget(text: str) -> str | float | None:
     return text
 
 
+def parse_value(text: str) -> Any:
+    """JSON, or the text itself where it is none."""
+    with contextlib.suppress(ValueError):
+        return json_module.loads(text)
+    return text
+
+
+def parse_offload(text: str) -> Any:
+    """What follows --offload: JSON as the option takes it, "host", or a folder."""
+    value = parse_value(text)
+    if not isinstance(value, str):
+        return value
+    return {"host": True} if value == "host" else {"nvme": value}
+
+
+def _pair(text: str, name: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise OptionsError(f"--{name} {text!r} has no `=`; allowed: KEY=VALUE")
+    return key, value
+
+
+def check_outputs(json: Path | None, plot: Path | None) -> None:
+    """Raise typer.Exit where a file could not be written, before anything is planned for it."""
+    for file in filter(None, (json, plot)):
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise fail(f"the report could not be written: {file} cannot be made")
+    if plot and plot.suffix:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if plot.suffix[1:].lower() not in kinds:
+            raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
+
+
+@contextlib.contextmanager
+def own_words(target: str) -> Iterator[None]:
+    """An error of the user's script is shown with the script's own line, without our and torch's stack of calls."""
+    try:
+        yield
+    except MemgraphError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if _is_ours(frames[-1].filename) and type(error).__module__ != "torch._dynamo.exc":
+            raise  # a bug, and its traceback says where
+        message = str(error).partition("\n\nSet TORCH")[0].strip()
+        text = f"{target} failed: {type(error).__name__}" + (f": {message}" if message else "")
+        raise fail("\n".join([text, *_own_frame(frames, target)])) from error
+
+
+def _is_ours(file: str) -> bool:
+    import memgraph.passes
+
+    places = [Path(__file__).parent, *map(Path, memgraph.passes.__path__)]
+    return any(place in Path(file).parents for place in places)
+
+
+def _own_frame(frames: Sequence[traceback.FrameSummary], target: str) -> Iterator[str]:
+    """Where in the script the error came from: the innermost of its lines, else of what it imports."""
+    place = target.rpartition(":")[0]
+    module = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
+    file = getattr(module, "__file__", None) or place
+    own = [frame for frame in frames if os.path.realpath(frame.filename) == os.path.realpath(file)]
+    for frame in own[-1:]:
+        yield f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+
+
 def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The step that TARGET's function returns. Raises OptionsError where it is not as TARGET_HELP says."""
     place, colon, name = target.rpartition(":")
@@ -118,10 +227,22 @@ def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     function = getattr(_load_module(place), name, None)
     if not callable(function):
         raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
+    if needed := _needed(function):
+        raise OptionsError(f"{target} is called without arguments, and needs {needed}.\n{TARGET_HELP}")
     made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
         raise OptionsError(f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}")
     return made
+
+
+def _needed(function: Callable[..., Any]) -> str:
+    """The parameters without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin: calling it will say
+        return ""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
 
 
 def _load_module(place: str) -> Any:
@@ -170,7 +291,7 @@ def calibrate(
     if scratch:
         for row in _disk_rows(str(scratch), rates, figures.device == "cuda"):
             table.add_row(*row)
-    console.print(table)
+    show(table)
     try:
         console.print(f"kept in {hardware.save(figures)}", markup=False, soft_wrap=True)
         if scratch:
@@ -217,7 +338,7 @@ def doctor(
     for check in found:
         sign = "[green]ok[/]" if check.ok else "[red]no[/]" if check.needed else "[yellow]--[/]"
         table.add_row(sign, check.name, check.text)
-    console.print(table)
+    show(table)
     if wrong := [check.name for check in found if check.needed and not check.ok]:
         raise fail(f"memgraph cannot work here: {', '.join(wrong)}")
     console.print("memgraph can work here.")

@@ -25,6 +25,7 @@ from memgraph.options import Options, parse_options
 from memgraph.ordering import KeepOrder
 from memgraph.outcome import Lowering, build_report, read_step
 from memgraph.partitioner import Partitioner, source_fingerprint
+from memgraph.pins import warn_of_unmatched
 from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planning import SPARE, Bound
 from memgraph.progress import Progress
@@ -64,6 +65,7 @@ class Compilation:
         """The compiled callable.  Raises BudgetError, VerifyError."""
         if not self._trains():
             return self._lower(None, Lowering(), cache=True)
+        warn_of_unmatched(self.gm, self.options.rules, self.name)
         bound = self._bound()
         if bound.fraction is not None:
             bound = self._share_of_unplanned(bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 from memgraph.options import Options
+from memgraph.pins import matched
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
@@ -95,6 +96,8 @@ def refusals(facts: JointFacts, plan: Plan, options: Options):
             continue
         if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
             reason = "no module path of this graph matches the pattern"
+            if any(matched(value.module, pattern) for value in facts.values):
+                reason = "an earlier rule or a checkpoint policy has what it names, or nothing of it may be pinned"
             if action.startswith("offload:"):
                 reason = "no value that is saved comes from a module that matches the pattern"
             yield Refusal(f"rule {pattern!r}: {action!r}", reason)

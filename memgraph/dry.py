@@ -29,6 +29,7 @@ from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
 from memgraph.outcome import build_report
 from memgraph.partitioner import Partitioner
+from memgraph.pins import warn_of_unmatched
 from memgraph.planning import Bound
 from memgraph.progress import Progress
 from memgraph.report import Report
@@ -82,6 +83,7 @@ def plan(
             budget=report.budget,
             refusals=((refusal.what, refusal.reason) for refusal in report.refusals),
             unused=capture.options.unused,
+            estimated=True,
         )
     return report
 
@@ -90,16 +92,21 @@ def _figures(hardware: Hardware | str | None) -> Hardware | None:
     return named(hardware) if isinstance(hardware, str) else hardware
 
 
+def _known(device: torch.device | str) -> torch.device:
+    with contextlib.suppress(RuntimeError):  # torch's, for a name that is no device's
+        if torch.device(device).type in ("cuda", "cpu"):
+            return torch.device(device)
+    raise OptionsError(f"device {str(device)!r} cannot be planned for; allowed: cuda, cpu, None")
+
+
 class _Capture:
     """One call of `plan`: the backend of its compilation, and what came of it."""
 
     def __init__(self, fn: Any, options: Options, hardware: Hardware | None, device: torch.device | str | None) -> None:
         self.fn, self.options, self.hardware = fn, options, hardware
-        self.device = torch.device(device) if device is not None else None
-        if self.device is None and hardware is not None:
-            self.device = torch.device(hardware.device)
-        if self.device is not None and self.device.type not in ("cuda", "cpu"):
-            raise OptionsError(f"device {str(device)!r} cannot be planned for; allowed: cuda, cpu, None")
+        if device is None and hardware is not None:
+            device = hardware.device
+        self.device = None if device is None else _known(device)
         self.notes: list[str] = []
         self.report: Report | None = None
 
@@ -113,6 +120,8 @@ class _Capture:
                 "there is nothing to plan: the first graph of this function has no input or parameter that "
                 "requires a gradient"
             )
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        warn_of_unmatched(gm, self.options.rules, name)
         gm, notes, refusals = before_autograd(gm, inputs, self.options.tile)
         self.notes += notes
         if reason := compat.graph_break_reason(gm):
@@ -135,7 +144,7 @@ class _Capture:
             hardware,
             self._bound(hardware, baseline),
             progress := Progress(self.options.progress),
-            name := getattr(self.fn, "__qualname__", type(self.fn).__name__),
+            name,
             found,
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}

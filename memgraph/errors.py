@@ -70,6 +70,7 @@ class BudgetError(MemgraphError, RuntimeError):
         budget: the budget that was asked for, in bytes, where it is known.
         refusals: what was asked for and not done, as (what, reason).
         unused: the options by which less memory might do, and which are off.
+        estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
     """
 
     def __init__(
@@ -80,16 +81,22 @@ class BudgetError(MemgraphError, RuntimeError):
         budget: int | None = None,
         refusals: Iterable[tuple[str, str]] = (),
         unused: Iterable[str] = (),
+        estimated: bool = False,
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
         self.budget = budget
-        self.refusals, self.unused = tuple(refusals), tuple(unused)
+        self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         super().__init__(self._message())
 
     def _message(self) -> str:
         asked = "the budget" if self.budget is None else f"the budget of {_exact(self.budget)}"
-        lines = [f"{asked} cannot be reached; the smallest that can is {_exact(self.minimum)}."]
+        about = "about " if self.estimated else ""
+        lines = [f"{asked} cannot be reached; the smallest that can is {about}{_exact(self.minimum)}."]
+        if self.estimated:
+            lines.append(
+                "That is an estimate: nothing was compiled, and the compiled step may need a few percent more."
+            )
         if self.binding:
             lines.append("Live at its peak:")
         for tensor in self.binding[:_SHOWN]:
@@ -108,7 +115,7 @@ class BudgetError(MemgraphError, RuntimeError):
 
     def __reduce__(self):
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
-        names = ("minimum", "binding", "budget", "refusals", "unused")
+        names = ("minimum", "binding", "budget", "refusals", "unused", "estimated")
         return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__
 
 

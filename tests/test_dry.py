@@ -1,5 +1,7 @@
 """Planning without running: on real, meta and fake tensors, with nothing lowered and nothing left behind."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -113,10 +115,42 @@ def test_a_budget_that_cannot_be_reached():
 
 
 @pytest.mark.parametrize(
+    "pattern, says",
+    [
+        ("1.*", None),
+        ("*.1", None),
+        ("3.2", None),
+        ("3.7", "did you mean '3.2'"),
+        ("decoder.*.mlp", "matches no module"),
+    ],
+)
+def test_a_rule_that_names_no_module_is_spoken_of(pattern, says):
+    model, _, x = make("meta")
+    ask = {"budget": None, "rules": {pattern: "recompute"}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        memgraph.plan(model, x, options=ask, device="cpu")
+    said = [str(warning.message) for warning in caught if "memgraph: the rule" in str(warning.message)]
+    assert len(said) == (says is not None)
+    assert all(says in text and repr(pattern) in text for text in said)
+
+
+def test_a_rule_about_what_an_earlier_rule_has_is_not_called_unmatched():
+    model, _, x = make("meta")
+    ask = {"budget": None, "rules": {"2": "save", "2.1": "recompute", "9": "save"}}
+    with pytest.warns(UserWarning, match="'9'"):
+        report = memgraph.plan(model, x, options=ask, device="cpu")
+    reasons = {refusal.what: refusal.reason for refusal in report.refusals}
+    assert "an earlier rule" in reasons["rule '2.1': 'recompute'"]
+    assert "no module path" in reasons["rule '9': 'save'"]
+
+
+@pytest.mark.parametrize(
     "given, match",
     [
         ({"options": {"bugdet": 1}}, "did you mean 'budget'"),
-        pytest.param({"hardware": "H1000000"}, None, marks=needs_cuda_traces),
+        pytest.param({"hardware": "H100"}, None, marks=needs_cuda_traces),
+        ({"hardware": "H1000000"}, "did you mean 'H100'"),
         ({"hardware": "abacus"}, "abacus"),
         ({"device": "meta"}, "meta"),
     ],
