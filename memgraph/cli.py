@@ -6,15 +6,11 @@ Exit codes: 0 done; 1 something else is missing or fails; 2 a wrong option; 3 th
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
-import inspect
 import json as json_module  # `json` is a parameter's name
 import os
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from memgraph.errors import BudgetError, MemgraphError, OptionsError
+from memgraph.target import TARGET_HELP, load_step, own_words
 
 CHECKOUT = Path(__file__).parents[1]  # of an editable install; in any other it holds no examples
-TARGET_HELP = """TARGET is SCRIPT.py:FUNCTION or package.module:FUNCTION. FUNCTION is called once, without
-arguments, and returns (callable, args), where args is a tuple and callable(*args) is the step up to the loss.
-The step is not run: make the model and args under `torch.device("meta")`, and they need no memory."""
+
 
 app = typer.Typer(
     help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -111,16 +106,17 @@ def plan(
     json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
 ) -> None:
-    named = {"recompute": recompute, "tile": tile}
-    if offload is not None:
-        named["offload"] = parse_offload(offload)
-    if rules:
-        named["rules"] = dict(_pair(rule, "rules") for rule in rules)
     with refusals():
+        named = {
+            "recompute": recompute,
+            "offload": None if offload is None else parse_offload(offload),
+            "tile": tile,
+            "rules": dict(_pair(rule, "rules") for rule in rules) if rules else None,
+        }
         options = {"budget": parse_budget(budget), "reserve": reserve}
         options |= {key: value for key, value in named.items() if value is not None}
         for key, text in (_pair(text, "option") for text in option or ()):
-            if key in named and named[key] is not None:
+            if named.get(key) is not None:
                 raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
             options[key] = parse_value(text)
         check_outputs(json, plot)
@@ -184,85 +180,6 @@ def check_outputs(json: Path | None, plot: Path | None) -> None:
         kinds = FigureCanvasBase.get_supported_filetypes()
         if plot.suffix[1:].lower() not in kinds:
             raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
-
-
-@contextlib.contextmanager
-def own_words(target: str) -> Iterator[None]:
-    """An error of the user's script is shown with the script's own line, without our and torch's stack of calls."""
-    try:
-        yield
-    except MemgraphError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if _is_ours(frames[-1].filename) and type(error).__module__ != "torch._dynamo.exc":
-            raise  # a bug, and its traceback says where
-        message = str(error).partition("\n\nSet TORCH")[0].strip()
-        text = f"{target} failed: {type(error).__name__}" + (f": {message}" if message else "")
-        raise fail("\n".join([text, *_own_frame(frames, target)])) from error
-
-
-def _is_ours(file: str) -> bool:
-    import memgraph.passes
-
-    places = [Path(__file__).parent, *map(Path, memgraph.passes.__path__)]
-    return any(place in Path(file).parents for place in places)
-
-
-def _own_frame(frames: Sequence[traceback.FrameSummary], target: str) -> Iterator[str]:
-    """Where in the script the error came from: the innermost of its lines, else of what it imports."""
-    place = target.rpartition(":")[0]
-    module = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
-    file = getattr(module, "__file__", None) or place
-    own = [frame for frame in frames if os.path.realpath(frame.filename) == os.path.realpath(file)]
-    for frame in own[-1:]:
-        yield f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
-
-
-def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step that TARGET's function returns. Raises OptionsError where it is not as TARGET_HELP says."""
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise OptionsError(f"{target!r} names no function.\n{TARGET_HELP}")
-    function = getattr(_load_module(place), name, None)
-    if not callable(function):
-        raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
-    if needed := _needed(function):
-        raise OptionsError(f"{target} is called without arguments, and needs {needed}.\n{TARGET_HELP}")
-    made = function()
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
-        raise OptionsError(f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}")
-    return made
-
-
-def _needed(function: Callable[..., Any]) -> str:
-    """The parameters without which a function cannot be called."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin: calling it will say
-        return ""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
-
-
-def _load_module(place: str) -> Any:
-    if not place.endswith(".py"):
-        sys.path.insert(0, "")  # as `python -m` does
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as missing:
-            if missing.name != place and not place.startswith(f"{missing.name}."):
-                raise  # the module is there, and something that it imports is not
-            raise OptionsError(f"there is no module {place!r}.\n{TARGET_HELP}") from missing
-    file = Path(place)
-    if not file.is_file():
-        raise OptionsError(f"there is no script {place!r}.\n{TARGET_HELP}")
-    sys.path.insert(0, str(file.parent.resolve()))  # as `python SCRIPT` does
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @app.command()

@@ -94,9 +94,7 @@ class BudgetError(MemgraphError, RuntimeError):
         about = "about " if self.estimated else ""
         lines = [f"{asked} cannot be reached; the smallest that can is {about}{_exact(self.minimum)}."]
         if self.estimated:
-            lines.append(
-                "That is an estimate: nothing was compiled, and the compiled step may need a few percent more."
-            )
+            lines.append("That is an estimate: nothing was compiled, and compiling may add a few percent.")
         if self.binding:
             lines.append("Live at its peak:")
         for tensor in self.binding[:_SHOWN]:

@@ -1,7 +1,7 @@
 """What was planned for one graph, why, and what it is predicted to cost: as text, as JSON, as a picture.
 
 `str(report)` is plain text for logs, as wide as it takes to break no word; `rich.print(report)` fits it to the
-terminal, with its titles in bold. How a report is laid out and drawn stands in plot.py.
+terminal, with its titles in bold. How a report is laid out stands in layout.py, how it is drawn in plot.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Report:
     Attributes:
         key: name of the graph under its configuration, in the plan store.
         graph: what a user calls it, such as `"loss_fn [0]"`.  device: such as `"cuda:0"`.
-        requested: the budget as the user wrote it.
+        requested: the budget that was asked for: bytes, a share, `"auto"` or `"None"`.
         budget: bytes that the step may reach, baseline included; None for no bound.
         reserve: bytes of the budget that are held back.
         baseline: bytes allocated when the step starts.
@@ -161,7 +161,7 @@ class Report:
     def __str__(self) -> str:
         from rich.console import Console
 
-        from memgraph.plot import needed_width
+        from memgraph.layout import needed_width
 
         text, width = io.StringIO(), max(WIDTH, needed_width(self))
         # What rich would find out about its surroundings is fixed: the same text in a log as in a notebook.
@@ -170,7 +170,7 @@ class Report:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
-        from memgraph.plot import layout
+        from memgraph.layout import layout
 
         yield layout(self, options.max_width)
 
