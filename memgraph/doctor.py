@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-OLDEST, NEWEST = (2, 11), (2, 13)  # torch that memgraph is tested with
+OLDEST, NEWEST = (2, 11), (2, 15)  # torch that memgraph is tested with
 
 
 @dataclasses.dataclass(frozen=True)
