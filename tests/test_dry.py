@@ -44,7 +44,8 @@ def test_real_and_meta_tensors_are_planned_alike():
         report = memgraph.plan(loss, x, options={"budget": 0.7}, device="cpu")
         assert report.baseline == parameter_bytes(model) + x.untyped_storage().nbytes()
         assert report.baseline < report.predicted_peak <= report.budget < report.unplanned_peak
-        assert report.source_of_peak == "graph sweep"
+        assert report.source_of_peak == report.source_of_unplanned_peak == "graph sweep"
+        assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak
         assert report.decisions and report.device == "cpu"
         assert any(decision.action == "recompute" for decision in report.decisions)
         reports.append(report)
@@ -110,8 +111,19 @@ def test_a_budget_that_cannot_be_reached():
     minimum = caught.value.minimum
     assert minimum > 600 * 1024 == caught.value.budget
     assert caught.value.binding
+    assert caught.value.estimated and "about" in str(caught.value) and "nothing was compiled" in str(caught.value)
     report = memgraph.plan(loss, x, options={"budget": minimum, "reserve": "1KiB"})
     assert report.predicted_peak + 1024 <= minimum == report.budget
+
+
+def test_fused_decisions_are_those_that_no_timeline_has():
+    _, loss, x = make()
+    report = memgraph.plan(loss, x, options={"budget": 0.7}, device="cpu")
+    recomputed = [decision for decision in report.decisions if decision.action == "recompute"]
+    held = {event.name.partition("@")[0] for event in report.timeline.events}
+    assert {d.name for d in recomputed if d.fused} and {d.name for d in recomputed if not d.fused}
+    assert {d.name for d in recomputed if d.fused}.isdisjoint(held)
+    assert {d.name for d in recomputed if not d.fused} <= held
 
 
 @pytest.mark.parametrize(
