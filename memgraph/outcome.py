@@ -49,7 +49,6 @@ def build_report(
     unplanned = planned.unplanned if swept else unplanned
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
-    levers = () if options.recompute is not None else (Refusal("recompute", "switched off by the options"),)
     return Report(
         requested=str(options.budget),
         budget=budget,
@@ -64,7 +63,7 @@ def build_report(
         recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
-        refusals=planned.refusals + refusals + levers,
+        refusals=planned.refusals + refusals,
         timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
         unplanned_timeline=unplanned,
         binding=planned.binding(),
