@@ -6,6 +6,7 @@ attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -79,7 +80,7 @@ class Attempts:
         self.baseline = allocated_bytes(self.device)
         self.budget = self._budget()
         self.store = Store()
-        self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
+        self.unplanned: Timeline | None = None  # what plain Inductor allocates, where that was asked for
         self.tiers = tiers(self.options, self.hardware, device=self.device)
         self.replanned = 0  # times, since a tier had less room than it said
         self.start = time.perf_counter()
@@ -129,8 +130,8 @@ class Attempts:
         """
         if not isinstance(self.options.budget, float) or self.options.recompute is None:
             return False
-        unplanned = tried[-1].planned.unplanned.peak if self.unplanned is None else self.unplanned
-        return min(attempt.above for attempt in tried) >= unplanned
+        unplanned = tried[-1].planned.unplanned if self.unplanned is None else self.unplanned
+        return min(attempt.above for attempt in tried) >= unplanned.peak
 
     def _attempt(self, key: str, bound: Bound, kept: Kept | None, wanted: Bound, number: int) -> Any:
         """One plan, lowered; or the callable itself, where it came from warm caches or nothing was differentiated."""
@@ -192,9 +193,9 @@ class Attempts:
         )
         key = self._key(Bound(), plain)
         record = self.store.get(key) if self.options.cache else None
-        if record is not None and isinstance(record.get("unplanned"), int):
-            self.unplanned = record["unplanned"]
-        else:
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # none kept, or damaged: as good as none
+            self.unplanned = Timeline.from_rows(record["unplanned"])
+        if self.unplanned is None:
             job = dataclasses.replace(self.job, options=plain, name=f"{self.name}, unplanned")
             partitioner = Partitioner(plain, self.hardware, Bound(), self.progress, job.name)
             for cache in (self.options.cache, False):  # a warm cache answers without the partitioner
@@ -204,12 +205,13 @@ class Attempts:
             if not partitioner.planned:
                 return bound  # nothing was differentiated
             try:
-                self.unplanned = read_step(graphs, self.device.type, retained=plain.retain_graph).peak
+                self.unplanned = read_step(graphs, self.device.type, retained=plain.retain_graph)
             except NotReadable:
                 return bound
             if self.options.cache:
-                self.store.put(key, {"unplanned": self.unplanned})
-        return Bound(bytes=int(bound.fraction * self.unplanned), reserve=bound.reserve, unplanned=self.unplanned)
+                self.store.put(key, {"unplanned": self.unplanned.rows()})
+        peak = self.unplanned.peak
+        return Bound(bytes=int(bound.fraction * peak), reserve=bound.reserve, unplanned=peak)
 
     def _kept(self, key: str) -> Kept | None:
         """The attempt that was accepted before for this key, where all of it is kept."""
@@ -307,6 +309,7 @@ class Attempts:
             notes=tuple(notes),
             attempts=attempts,
             unplanned=self.unplanned,
+            calibrated=self.hardware.measured,
             refusals=self.refusals,
         )
         return report, report.predicted_peak - self.baseline

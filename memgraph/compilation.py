@@ -25,7 +25,8 @@ from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options
 from memgraph.outcome import without_plan
-from memgraph.planner.plan import Event, Refusal, Timeline
+from memgraph.pins import warn_of_unmatched
+from memgraph.planner.plan import Refusal, Timeline
 from memgraph.progress import Progress
 from memgraph.report import Report, record
 from memgraph.sizes import format_size
@@ -57,6 +58,8 @@ class Compilation:
         """
         if not self._trains():
             return lower(self.job, None, cache=self.options.cache)[0]
+        # Before the attempts: where the user has warnings raised, that is no fault of a plan.
+        warn_of_unmatched(self.job.gm, self.options.rules, self.job.name)
         start = time.perf_counter()
         try:
             return self.attempts(self.job).run()
@@ -102,11 +105,11 @@ class Compilation:
             key = key_of(job, options.inductor_json, f"{options.mode} {options.retain_graph} without a plan")
             if not graphs:  # all of it came from a warm cache
                 if (kept := store.get(key)) is not None:
-                    return Timeline(tuple(Event(*row) for row in kept["events"]))
+                    return Timeline.from_rows(kept["events"])
                 graphs = lower(job, None, cache=False)[1]
             found = read_step(graphs, job.device.type, retained=options.retain_graph)
             if options.cache:
-                store.put(key, {"events": [(event.phase, event.name, event.bytes) for event in found.events]})
+                store.put(key, {"events": found.rows()})
             return found
         except NotReadable:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 from memgraph.options import Options
+from memgraph.pins import matched
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
@@ -48,6 +49,7 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
     saved, ours = set(chosen.schedule.saved), set(facts.backward)
     moves = {move.value: move for move in chosen.moves}
     stock_again = stock.schedule.recomputed
+    held_somewhere = _written(chosen)
     times: dict[int, int] = {}
     for i, _ in chosen.schedule.backward_steps:
         times[i] = times.get(i, 0) + 1
@@ -75,7 +77,14 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
                 why = "dropped for the budget"
             if times[i] > 1:
                 why += f", once for each of {times[i]} regions"
-            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why)
+            fused = i not in held_somewhere and value.storage not in held_somewhere
+            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why, fused=fused)
+
+
+def _written(chosen: Candidate) -> set[int]:
+    """Values that get a buffer, in the forward or in the backward, by the sweep."""
+    sides = ((chosen.schedule.forward, chosen.forward), (chosen.schedule.backward, chosen.backward))
+    return {program.values[slot] for program, swept in sides for slot in swept.births}
 
 
 def refusals(facts: JointFacts, plan: Plan, options: Options):
@@ -89,6 +98,8 @@ def refusals(facts: JointFacts, plan: Plan, options: Options):
             continue
         if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
             reason = "no module path of this graph matches the pattern"
+            if any(matched(value.module, pattern) for value in facts.values):
+                reason = "an earlier rule or a checkpoint policy has what it names, or nothing of it may be pinned"
             if action.startswith("offload:"):
                 reason = "no value that is saved comes from a module that matches the pattern"
             yield Refusal(f"rule {pattern!r}: {action!r}", reason)

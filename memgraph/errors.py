@@ -102,6 +102,7 @@ class BudgetError(MemgraphError, RuntimeError):
         baseline: bytes of the minimum that are allocated when the step starts, where they are known.
         reserve: bytes of the minimum that are held back by the options.
         full: tiers that lack the room for values that would have gone there.
+        estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
     """
 
     def __init__(
@@ -115,11 +116,12 @@ class BudgetError(MemgraphError, RuntimeError):
         baseline: int | None = None,
         reserve: int = 0,
         full: Iterable[FullTier] = (),
+        estimated: bool = False,
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
         self.budget = budget
-        self.refusals, self.unused = tuple(refusals), tuple(unused)
+        self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
         super().__init__(self._message())
 
@@ -149,7 +151,10 @@ class BudgetError(MemgraphError, RuntimeError):
             why = f": {_exact(self.reserve)} are held back by option 'reserve' (and 'offload.window') alone"
         elif self.budget is not None and self.baseline is not None and self.baseline + self.reserve >= self.budget:
             why = ": so much is allocated or held back before the step starts"
-        yield f"{asked} cannot be reached{why}; the smallest that can is {_exact(self.minimum)}."
+        about = "about " if self.estimated else ""
+        yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
+        if self.estimated:
+            yield "That is an estimate: nothing was compiled, and compiling may add a few percent."
         if self.baseline is not None:
             step = self.minimum - self.baseline - self.reserve
             held = f", {_format(self.reserve)} are held back (the reserve)" if self.reserve else ""
@@ -158,7 +163,7 @@ class BudgetError(MemgraphError, RuntimeError):
 
     def __reduce__(self):
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
-        names = ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full")
+        names = ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full", "estimated")
         return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__
 
 

@@ -14,7 +14,7 @@ from memgraph.partitioner import source_fingerprint
 from memgraph.planner.plan import Refusal, Timeline
 from memgraph.planner.transfers import Tier
 from memgraph.planning import Planned
-from memgraph.report import Report
+from memgraph.report import SWEEP, WRAPPER, Report
 
 
 def build_report(
@@ -24,47 +24,45 @@ def build_report(
     *,
     baseline: int,
     budget: int | None,
-    unplanned: int | None = None,
+    unplanned: Timeline | None = None,
     refusals: tuple[Refusal, ...] = (),
     **known: Any,
 ) -> Report:
     """The report of one planned graph.
 
     truth: what Inductor's wrappers allocate, or None where only the sweep is known.  budget: bytes, or None where the
-    graph decides.  unplanned: bytes above the baseline that plain Inductor allocates, where it was asked.
+    graph decides.  unplanned: what plain Inductor allocates, where it was asked.
     known: the report's fields that the plan does not speak of.
     """
     plain = truth is not None and planned.plain
     above = truth.peak if truth is not None else planned.chosen.peak
-    if unplanned is None:
-        unplanned = truth.peak if plain else planned.unplanned.peak
+    if unplanned is None and plain:
+        unplanned = truth
+    swept = unplanned is None
+    unplanned = planned.unplanned if swept else unplanned
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
-    levers = () if options.recompute is not None else (SWITCHED_OFF,)
     return Report(
         requested=str(options.budget),
         budget=budget,
         reserve=options.held_back,
         baseline=baseline,
-        unplanned_peak=baseline + unplanned,
+        unplanned_peak=baseline + unplanned.peak,
+        source_of_unplanned_peak=SWEEP if swept else WRAPPER,
         predicted_peak=baseline + above,
-        source_of_peak="inductor wrapper" if truth is not None else "graph sweep",
+        source_of_peak=WRAPPER if truth is not None else SWEEP,
         predicted_time=planned.seconds,
         unplanned_time=planned.unplanned_seconds,
         recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
-        refusals=planned.refusals + refusals + levers,
+        refusals=planned.refusals + refusals,
         timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
-        unplanned_timeline=truth if plain else planned.unplanned,
+        unplanned_timeline=unplanned,
         binding=planned.binding(),
         versions=_versions(),
         **known,
     )
-
-
-# Nobody asked for it: what BudgetError says of it are the levers that are off.
-SWITCHED_OFF = Refusal("recompute", "switched off by the options")
 
 
 def without_plan(options: Options, truth: Timeline, *, baseline: int, **known: Any) -> Report:
@@ -82,7 +80,8 @@ def without_plan(options: Options, truth: Timeline, *, baseline: int, **known: A
         baseline=baseline,
         unplanned_peak=baseline + truth.peak,
         predicted_peak=baseline + truth.peak,
-        source_of_peak="inductor wrapper",
+        source_of_unplanned_peak=WRAPPER,
+        source_of_peak=WRAPPER,
         predicted_time=0.0,
         unplanned_time=0.0,
         recompute_time=0.0,
@@ -108,9 +107,14 @@ def found_again(report: Report, *, graph: str, baseline: int) -> Report:
     )
 
 
-def budget_error(report: Report, planned: Planned, options: Options, minimum: int, budget: int) -> BudgetError:
-    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak."""
-    told = {full_refusal(tier, need) for tier, need in planned.full} | {SWITCHED_OFF}
+def budget_error(
+    report: Report, planned: Planned, options: Options, minimum: int, budget: int, estimated: bool = False
+) -> BudgetError:
+    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak.
+
+    estimated: nothing was compiled.
+    """
+    told = {full_refusal(tier, need) for tier, need in planned.full}
     return BudgetError(
         minimum=minimum,
         binding=report.binding,
@@ -120,6 +124,7 @@ def budget_error(report: Report, planned: Planned, options: Options, minimum: in
         baseline=report.baseline,
         reserve=report.reserve,
         full=(_full_tier(tier, need, options) for tier, need in planned.full),
+        estimated=estimated,
     )
 
 

@@ -62,7 +62,7 @@ def test_budget_error_about_a_reserve_or_a_baseline_that_takes_it_all():
 @pytest.mark.parametrize(
     "error",
     [
-        BudgetError(minimum=7, baseline=3, reserve=2, full=[FullTier("host", 4096, 8192)]),
+        BudgetError(minimum=7, baseline=3, reserve=2, full=[FullTier("host", 4096, 8192)], estimated=True),
         BudgetError(minimum=7, binding=(LARGE,), budget=5, refusals=[("tile", "no")], unused=["offload"]),
         BudgetError(minimum=7),
         VerifyError("recompute", ["a", "b"]),
