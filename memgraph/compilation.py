@@ -17,6 +17,7 @@ import torch
 
 from memgraph import compat, runtime
 from memgraph.errors import BudgetError
+from memgraph.facts import scratch
 from memgraph.hardware import load
 from memgraph.logits import before_autograd
 from memgraph.lowered import inputs_of
@@ -59,9 +60,15 @@ class Compilation:
         self.store = Store()
         self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
         self.tiers = tiers(options, self.hardware, device=self.device)
+        kept = scratch.figures() if options.cache else None
+        self.kernels = scratch.Kernels(scratch.room(self.budget, self.baseline), kept)
 
     def run(self) -> Any:
         """The compiled callable.  Raises BudgetError, VerifyError."""
+        with scratch.looking_up(self.kernels):
+            return self._run()
+
+    def _run(self) -> Any:
         if not self._trains():
             return self._lower(None, Lowering(), cache=True)
         bound = self._bound()
@@ -234,6 +241,7 @@ class Compilation:
             source_fingerprint(),
             torch.__version__,
             str(torch.is_autocast_enabled()),
+            scratch.fingerprint(),
             repr(self.tiers),
         ):
             digest.update(part.encode() + b"\0")
@@ -255,6 +263,7 @@ class Compilation:
             notes.append(f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph")
         if self.device.type == "cpu":
             notes.append("the baseline counts the tensors that Python can see; the CPU has no allocator statistics")
+        notes += self.kernels.notes
         report = build_report(
             planned,
             self.options,

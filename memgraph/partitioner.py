@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from memgraph import compat
+from memgraph.facts import scratch
 from memgraph.hardware import Hardware
 from memgraph.lowered import saved_by_name
 from memgraph.options import Options
@@ -77,7 +78,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
             json.dumps(dataclasses.asdict(self.tiers), sort_keys=True),
             str(_world_size()),
             source_fingerprint(),
-            torch.__version__,
+            scratch.fingerprint(),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
