@@ -49,7 +49,7 @@ def measure(call: Call) -> int:
     _check(call)
     with compat.really(), torch.no_grad(), _same_draws(call):
         try:
-            args, kwargs = _made_up(call)
+            args, kwargs = made_up(call)
             outputs, changes = compat.allocations(lambda: call.op(*args, **kwargs))
         except Exception as error:  # bad data for this operator, no memory: whatever it is, the bytes are not known
             raise NotTried(f"it failed on made-up data: {type(error).__name__}") from error
@@ -94,7 +94,8 @@ def _same_draws(call: Call) -> contextlib.AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[]) if draws else contextlib.nullcontext()
 
 
-def _made_up(call: Call) -> tuple[list[Any], dict[str, Any]]:
+def made_up(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of the call: zeros for integers, else matrices that can be inverted."""
     args = [_value(argument) for argument in call.args]
     kwargs = {name: _value(argument) for name, argument in call.kwargs.items()}
     if call.name == "aten::_grouped_mm" and (ends := call.named.get("offs")) is not None:
