@@ -97,6 +97,18 @@ def test_notes_are_few():
     assert len(kernels.notes) == 9 and "12 other" in kernels.notes[-1]
 
 
+def test_on_cuda_nothing_is_looked_up():
+    from memgraph.facts.scratch import of_operator
+
+    with scratch.looking_up(scratch.Kernels(ROOM)) as kernels:
+        case = depthwise()
+        assert of_operator(case.op, case.args, case.kwargs, case.outputs, "cuda") == 0
+    assert kernels.notes == (
+        "scratch memory of CUDA's kernels is not counted (1 operators: aten::convolution_backward)",
+    )
+    assert not known._measured
+
+
 RUNS = []
 
 
@@ -129,7 +141,6 @@ def test_a_rule_is_of_its_operator_not_of_a_name():
     "case, reason",
     [
         (lambda: call(aten.linalg_lu_solve.default, dense(4, 4), dense(4, dtype=torch.int32), dense(4, 4)), "integers"),
-        (lambda: call(aten.bincount.default, dense(4, dtype=torch.int64), None, 9), ""),
         (lambda: call(aten._linalg_check_errors.default, dense(1, dtype=torch.int32), "x", is_matrix=True), "it acts"),
         (
             lambda: call(aten.index_put_.default, dense(8), [dense(8, dtype=torch.bool)], dense()),
@@ -138,7 +149,7 @@ def test_a_rule_is_of_its_operator_not_of_a_name():
     ],
 )
 def test_what_must_not_run_on_made_up_data_does_not(case, reason):
-    with pytest.raises((trial.NotTried, RuntimeError), match=reason):
+    with pytest.raises(trial.NotTried, match=reason):
         trial.measure(case())
 
 
@@ -181,10 +192,8 @@ def test_the_room():
 
 
 def test_products_of_mkl_take_nothing_and_those_of_onednn_do():
-    for case in (
-        call(aten.mm.default, dense(64, 64), turned(64, 64)),
-        call(aten.bmm.default, dense(2, 8, 8), dense(2, 8, 8)),
-    ):
+    batch = dense(2, 8, 8)
+    for case in (call(aten.mm.default, dense(64, 64), turned(64, 64)), call(aten.bmm.default, batch, batch)):
         assert look(kernels := scratch.Kernels(0), case) == 0 and kernels.notes == ()
     half = call(aten.mm.default, dense(64, 64, dtype=torch.bfloat16), dense(64, 64, dtype=torch.bfloat16))
     assert look(kernels := scratch.Kernels(0), half) > 0 and kernels.notes
@@ -259,9 +268,9 @@ call = runner.call
     assert any("mystery" in note for note in kernels.notes)
 
 
-def test_a_dry_run_runs_nothing_and_says_so(monkeypatch):
-    monkeypatch.setattr(trial, "measure", lambda call: pytest.fail("a kernel ran"))
+def test_a_dry_run_runs_nothing_and_says_so():
     report = memgraph.plan(Mean(convolutions()), torch.randn(4, 8, 32, 32), options={"budget": None})
+    assert not known._measured
     assert any("scratch memory of aten::convolution_backward is not known" in note for note in report.notes)
 
 

@@ -40,6 +40,7 @@ class Kernels:
         self.room, self.store = room, store
         self._unknown: dict[str, tuple[int | None, str]] = {}
         self._refused: dict[str, str] = {}  # calls whose trial failed: not again
+        self._elsewhere: set[str] = set()
 
     def bytes_of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int:
         """The most bytes that a kernel holds beyond its outputs; 0, with a note, where nothing at all is known.
@@ -97,6 +98,11 @@ class Kernels:
         self._unknown[name] = (most, reason)
         return bound or 0
 
+    def leave_out(self, name: str) -> int:
+        """An operator on a device whose kernels are not looked up (CUDA): 0, and a note."""
+        self._elsewhere.add(name)
+        return 0
+
     @property
     def notes(self) -> tuple[str, ...]:
         """For a report: whose scratch is not known, how much is counted for it, and why."""
@@ -106,7 +112,11 @@ class Kernels:
             for name, (bound, reason) in self._unknown.items()
         ]
         more = len(found) - _NOTES
-        return (*found[:_NOTES], *((f"nor is that of {more} other operators",) if more > 0 else ()))
+        found[_NOTES:] = [f"nor is that of {more} other operators"] if more > 0 else []
+        if self._elsewhere:
+            names = ", ".join(sorted(self._elsewhere)[:_NOTES])
+            found.append(f"scratch memory of CUDA's kernels is not counted ({len(self._elsewhere)} operators: {names})")
+        return tuple(found)
 
 
 def _name(key: str) -> str:

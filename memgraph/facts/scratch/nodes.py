@@ -26,8 +26,10 @@ def of_operator(
     name = qualified_name(op)
     if name in ("memgraph::shard_product", "memgraph::shard_add_"):
         return _shards(*args[-2:], cuda=device == "cuda")
-    if name.startswith(_NONE) or device != "cpu":
+    if name.startswith(_NONE):
         return 0
+    if device != "cpu":
+        return current().leave_out(name)
     return current().bytes_of(op, args, kwargs, outputs)
 
 
@@ -36,10 +38,12 @@ def of_node(node: fx.Node, device: str) -> int:
     name = qualified_name(node.target) if node.op == "call_function" else ""
     if name in ("memgraph::shard_product", "memgraph::shard_add"):
         return _shards(*map(described, node.args[-2:]), cuda=device == "cuda")
-    if not name or name.startswith(_NONE) or device != "cpu" or family(node.target) != "extern":
+    if not name or name.startswith(_NONE) or family(node.target) != "extern":
         return 0
     if name not in RULES and not compat.falls_back(node.target):
         return 0
+    if device != "cpu":
+        return current().leave_out(name)
     args = list(node.args)
     if name == _CONVOLUTION and len(described(args[1]).size) > 3:  # so Inductor lays them out on the CPU
         args[:2] = [described(arg).channels_last() for arg in args[:2]]

@@ -11,17 +11,20 @@ import torch
 
 from memgraph.facts.scratch.operands import Call, Operand, operands
 
-PLAIN = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
+PLAIN = frozenset(
+    "aten::mm aten::addmm aten::bmm aten::baddbmm transformers::grouped_mm_fallback "
+    "transformers::grouped_mm_fallback_backward".split()
+)
 
 _BLOCK = 256  # rows of a packed block, and with its own float32 sums 256 KiB
 
 
 def plain(call: Call) -> bool:
     """Whether a product is one of MKL's, without copies."""
-    tensors = list(operands((call.args, call.kwargs)))
+    factors = _factors(call)
     return (
-        all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
-        and all(map(_dense, _factors(call)))
+        all(factor.dtype in (torch.float32, torch.float64) for factor in factors)
+        and all(map(_dense, factors))
         and torch.backends.mkl.is_available()
         and torch.get_float32_matmul_precision() == "highest"
     )
@@ -43,8 +46,9 @@ def grouped(call: Call) -> int:
 
 
 def _factors(call: Call) -> list[Operand]:
-    """The two that are multiplied: the last of the positional tensors."""
-    return [operand for operand in call.args if isinstance(operand, Operand)][-2:]
+    """The two that are multiplied: the last matrices among the positional arguments."""
+    found = [operand for operand in call.args if isinstance(operand, Operand)]
+    return [operand for operand in found if len(operand.size) > 1 or len(found) == 2][-2:]
 
 
 def _dense(tensor: Operand) -> bool:

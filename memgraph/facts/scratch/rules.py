@@ -87,6 +87,9 @@ _BOUNDS: dict[str, Callable[[Call], int]] = {
     "aten::convolution_backward": convolution.backward,
     **{f"aten::{name}": products.product for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm")},
     "aten::_grouped_mm": products.grouped,
+    # Hugging Face's own: one product after the other, each into its part of the result.
+    "transformers::grouped_mm_fallback": products.grouped,
+    "transformers::grouped_mm_fallback_backward": products.grouped,
     "aten::sort": _line_of_pairs,
     # Copies for transforms along what is not the last dimension, one after the other.
     "aten::_fft_r2c": Linear(inputs=1, outputs=1),
