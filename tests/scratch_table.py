@@ -2,6 +2,8 @@
 
     python tests/scratch_table.py                         measure all again, with this interpreter
     python tests/scratch_table.py --python .venv215/bin/python   with others beside it, for other versions of torch
+    python tests/scratch_table.py --column > here.json           one column, here or on another machine
+    python tests/scratch_table.py --join *.json                  the table of such columns
 
 Writes tests/scratch_table.json. Every case of scratch_cases.py is measured with 1 and 2 threads, with the instructions
 that the processor has and with fewer (oneDNN and ATen choose their kernels by them), in processes of their own.
@@ -26,14 +28,21 @@ INSTRUCTIONS = (
 THREADS = (1, 2)
 
 
+def name(threads: int) -> str:
+    """Of the column that this process measures."""
+    import torch
+
+    capability = os.environ.get("ONEDNN_MAX_CPU_ISA") or torch.backends.cpu.get_cpu_capability()
+    amx = not os.environ.get("ONEDNN_MAX_CPU_ISA") and "amx_tile" in Path("/proc/cpuinfo").read_text()
+    return f"{threads} threads, {capability}{' with AMX' if amx else ''}, torch {torch.__version__.split('+')[0]}"
+
+
 def measure() -> dict[str, int | str]:
     """Scratch by the call's text, of this process; a text where a case was not measured."""
-    import torch
     from scratch_cases import cases
 
     from memgraph.facts.scratch import trial
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     found: dict[str, int | str] = {}
     for case in cases():
         try:
@@ -43,38 +52,51 @@ def measure() -> dict[str, int | str]:
     return found
 
 
+def column() -> dict[str, dict[str, int | str]]:
+    """What this process measures, by the column's name."""
+    import torch
+
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)
+    return {name(threads): measure()}
+
+
 def columns(python: str) -> dict[str, dict[str, int | str]]:
-    """What one interpreter measures, by "torch version, instructions, threads"."""
-    version = subprocess.run(
-        [python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    found = {}
+    """What one interpreter measures, with more and fewer instructions and threads."""
+    found: dict[str, dict[str, int | str]] = {}
     for instructions in INSTRUCTIONS:
         for threads in THREADS:
-            name = f"{version}, {instructions.get('ONEDNN_MAX_CPU_ISA', 'all instructions')}, {threads} threads"
             environment = {**os.environ, **instructions, "OMP_NUM_THREADS": str(threads)}
-            made = subprocess.run([python, __file__, "--measure"], env=environment, stdout=subprocess.PIPE, check=True)
-            found[name] = json.loads(made.stdout)
-            print(name, len(found[name]), file=sys.stderr)
+            made = subprocess.run([python, __file__, "--column"], env=environment, stdout=subprocess.PIPE, check=True)
+            found |= json.loads(made.stdout)
+            print(*found, sep="\n", file=sys.stderr)
     return found
+
+
+def write(measured: dict[str, dict[str, int | str]]) -> None:
+    texts = list(dict.fromkeys(text for made in measured.values() for text in made))
+    rows = [json.dumps([text, [made.get(text) for made in measured.values()]]) for text in texts]
+    body = ",\n".join(rows)
+    FILE.write_text(f'{{"columns": {json.dumps(list(measured))},\n"rows": [\n{body}\n]}}\n')
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", action="store_true", help="measure in this process and print JSON")
+    parser.add_argument("--column", action="store_true", help="measure in this process and print JSON")
     parser.add_argument("--python", action="append", default=[], help="another interpreter, with another torch")
+    parser.add_argument("--join", nargs="+", help="write the table of what --column printed, here or elsewhere")
     options = parser.parse_args()
-    if options.measure:
-        json.dump(measure(), sys.stdout)
+    if options.column:
+        json.dump(column(), sys.stdout)
         return
     measured: dict[str, dict[str, int | str]] = {}
-    for python in (sys.executable, *options.python):
-        measured |= columns(python)
-    names = list(measured)
-    texts = list(dict.fromkeys(text for column in measured.values() for text in column))
-    rows = [json.dumps([text, [measured[name].get(text) for name in names]]) for text in texts]
-    body = ",\n".join(rows)
-    FILE.write_text(f'{{"columns": {json.dumps(names)},\n"rows": [\n{body}\n]}}\n')
+    if options.join:
+        for file in options.join:
+            measured |= json.loads(Path(file).read_text())
+    else:
+        for python in (sys.executable, *options.python):
+            measured |= columns(python)
+    write(measured)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,14 @@ def test_without_a_bound_none_is_counted_and_a_note_says_so():
     assert look(kernels := scratch.Kernels(ROOM), case) >= 0 and kernels.notes == ()
 
 
+def test_arguments_that_a_rule_does_not_know_end_no_compilation():
+    kernels = scratch.Kernels(ROOM)
+    assert kernels.bytes_of(aten.convolution.default, [dense(3)], {}, dense(3)) == 0
+    assert "its rule failed: KeyError('weight')" in kernels.notes[0]
+    assert kernels.bytes_of(aten.convolution.default, [object()], {}, dense(3)) == 0
+    assert "an argument of type object" in kernels.notes[0]
+
+
 def test_notes_are_few():
     kernels = scratch.Kernels(0)
     for n in range(20):

@@ -54,8 +54,11 @@ class Kernels:
             return self._not_known(qualified_name(op) or str(op), None, f"it takes {problem}")
 
     def _of(self, call: Call) -> int:
-        rule = rule_of(call)
-        bound = rule.bytes(call) if rule else None
+        try:
+            rule = rule_of(call)
+            bound = rule.bytes(call) if rule else None
+        except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
+            return self._not_known(call.name, None, f"its rule failed: {problem!r}")
         if rule and (rule.exact or bound == 0):
             return bound
         known = self._kept(key := f"{fingerprint()} {call}")
