@@ -60,8 +60,7 @@ class Compilation:
         self.store = Store()
         self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
         self.tiers = tiers(options, self.hardware, device=self.device)
-        kept = scratch.figures() if options.cache else None
-        self.kernels = scratch.Kernels(scratch.room(self.budget, self.baseline), kept)
+        self.kernels = scratch.for_compilation(self.budget, self.baseline, options.cache)
 
     def run(self) -> Any:
         """The compiled callable.  Raises BudgetError, VerifyError."""

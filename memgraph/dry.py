@@ -151,7 +151,7 @@ class _Capture:
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}
-        kernels = scratch.Kernels(store=scratch.figures() if self.options.cache else None)
+        kernels = scratch.for_dry_run(self.options.cache)
         with contextlib.suppress(_Captured), scratch.looking_up(kernels):
             patches = mode | self.options.inductor | patches
             compat.compile_graph(gm, inputs, _stop, patches, retain_graph=self.options.retain_graph)

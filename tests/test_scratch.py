@@ -74,8 +74,12 @@ def test_a_damaged_figure_is_as_good_as_none(tmp_path):
 
 
 def test_without_room_the_bound_counts_and_a_note_says_so():
-    for room, reason in ((0, "nothing was run"), (100_000, "there is room for 97.7 KiB")):
-        kernels = scratch.Kernels(room)
+    for room, machine, reason in (
+        (0, None, "nothing was run"),
+        (100_000, ROOM, "there is room for 97.7 KiB"),
+        (ROOM, 1_000_000, "the machine has 976.6 KiB for it"),
+    ):
+        kernels = scratch.Kernels(room, machine=machine)
         figure = look(kernels, depthwise())
         assert figure >= trial.measure(depthwise())
         (note,) = kernels.notes
@@ -194,9 +198,13 @@ def test_trials_run_whatever_is_traced_or_cast_meanwhile():
 
 
 def test_the_room():
-    assert scratch.room(None, 0) == pytest.approx(compat.free_memory() // 2, rel=0.2)
-    assert scratch.room(1000, 0) == known.SMALL  # what is small is tried under every budget
-    assert scratch.room(known.SMALL * 3, known.SMALL) == known.SMALL * 2
+    free = compat.free_memory() // 2
+    assert scratch.for_compilation(None, 0, False).room == pytest.approx(free, rel=0.2)
+    assert scratch.for_compilation(1000, 0, False).room == known.SMALL  # what is small is tried under every budget
+    kernels = scratch.for_compilation(known.SMALL * 3, known.SMALL, False)
+    assert kernels.room == known.SMALL * 2 and kernels.machine == pytest.approx(free, rel=0.2)
+    assert kernels.store is None and scratch.for_compilation(None, 0, True).store is not None
+    assert scratch.for_dry_run(True).room == 0
 
 
 def test_products_of_mkl_take_nothing_and_those_of_onednn_do():

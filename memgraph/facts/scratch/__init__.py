@@ -7,8 +7,17 @@ hands out (oneDNN's included): the bytes of `memgraph.measure_peak`, and of a bu
 
 from __future__ import annotations
 
-from memgraph.facts.scratch.known import Kernels, current, figures, looking_up, room
+from memgraph.facts.scratch.known import Kernels, current, for_compilation, for_dry_run, looking_up
 from memgraph.facts.scratch.machine import fingerprint
 from memgraph.facts.scratch.nodes import of_node, of_operator
 
-__all__ = ["Kernels", "current", "figures", "fingerprint", "looking_up", "of_node", "of_operator", "room"]
+__all__ = [
+    "Kernels",
+    "current",
+    "fingerprint",
+    "for_compilation",
+    "for_dry_run",
+    "looking_up",
+    "of_node",
+    "of_operator",
+]

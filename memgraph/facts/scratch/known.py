@@ -33,11 +33,13 @@ _measured: dict[str, int] = {}  # by fingerprint and call; a figure never change
 class Kernels:
     """Looks up kernels for one compilation and remembers what it could not find out.
 
-    room: bytes that a trial may take; 0 for none (a dry run).  store: where figures are kept beyond this process.
+    room: bytes that the operands of a trial may take; 0 for no trials (a dry run).  machine: bytes that they and
+    the largest scratch they may have can take, by default the same.  store: where figures are kept beyond this process.
     """
 
-    def __init__(self, room: int = 0, store: Store | None = None) -> None:
+    def __init__(self, room: int = 0, store: Store | None = None, *, machine: int | None = None) -> None:
         self.room, self.store = room, store
+        self.machine = room if machine is None else machine
         self._unknown: dict[str, tuple[int | None, str]] = {}
         self._refused: dict[str, str] = {}  # calls whose trial failed: not again
         self._elsewhere: set[str] = set()
@@ -76,8 +78,12 @@ class Kernels:
         needed = operands + (bound if bound is not None else _UNBOUNDED * operands)
         if not self.room:
             raise trial.NotTried("nothing was run")
-        if needed > self.room:
-            raise trial.NotTried(f"a trial may take {format_size(needed)}, there is room for {format_size(self.room)}")
+        if operands > self.room:
+            reason = f"a trial takes {format_size(operands)} at least, there is room for {format_size(self.room)}"
+            raise trial.NotTried(reason)
+        if needed > self.machine:
+            reason = f"a trial may take {format_size(needed)}, the machine has {format_size(self.machine)} for it"
+            raise trial.NotTried(reason)
         try:
             found = trial.measure(call)
         except trial.NotTried as problem:
@@ -152,8 +158,18 @@ def figures() -> Store | None:
         return None
 
 
-def room(budget: int | None, taken: int) -> int:
-    """Bytes that a trial may take: half of what the machine has left, and no more than the budget leaves beside what
-    is taken; what is small is always tried, where the machine has it."""
+def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
+    """Kernels that are tried where they fit.
+
+    budget, taken: bytes; what a step of the compiled function may reach, and what is allocated now. The operands of a
+    trial stay under the budget, as they must when the step runs, but for small ones: those are tried under every
+    budget, since what a plan does not know may break it. A trial as a whole takes half of what the machine has left.
+    """
     free = compat.free_memory() // 2
-    return free if budget is None else min(free, max(budget - taken, SMALL))
+    room = free if budget is None else min(free, max(budget - taken, SMALL))
+    return Kernels(room, figures() if cache else None, machine=free)
+
+
+def for_dry_run(cache: bool) -> Kernels:
+    """Kernels of which none runs: rules, and what was measured before."""
+    return Kernels(store=figures() if cache else None)
