@@ -23,7 +23,6 @@ FILE = Path(__file__).with_suffix(".json")
 INSTRUCTIONS = (
     {},
     {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
-    {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
 )
 THREADS = (1, 2)
 

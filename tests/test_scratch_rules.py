@@ -16,6 +16,10 @@ TABLE = json.loads(Path(__file__).with_name("scratch_table.json").read_text())
 ROWS = dict(TABLE["rows"])
 CASES = {str(case): case for case in cases()}
 
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no bounds on this processor"
+)
+
 # A bound may be so many times the operands above the truth, in float32, and so much for each thread. The worst in the
 # table are convolutions whose few channels would fill whole vectors in another of oneDNN's formats.
 TIMES, THREAD = 16, 1024 * 1024
