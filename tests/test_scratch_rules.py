@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from scratch_cases import cases
+from torch.utils._pytree import tree_leaves
 
 from memgraph.facts.scratch import trial
 from memgraph.facts.scratch.operands import Call
@@ -78,6 +79,12 @@ def test_no_rule_is_below_what_was_measured_nor_far_above(threads):
 SAMPLE = [case for n, case in enumerate(CASES.values()) if n % 16 == 0]
 
 
+def storages(tree) -> dict[int, int]:
+    """Bytes by address."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_sample_on_this_machine(threads, count):
     """The trial counts what memgraph.measure does, by another profiler; and the rule holds here, too."""
@@ -92,10 +99,7 @@ def test_a_sample_on_this_machine(threads, count):
         kept = []
         with torch.no_grad():
             peak = peak_above_start(lambda: kept.append(case.op(*args, **kwargs)), "cpu")  # noqa: B023
-        leaves = torch.utils._pytree.tree_leaves(kept)
-        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves}
-        given = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs))
-                 if isinstance(t, torch.Tensor)}  # fmt: skip
+        given, sizes = storages((args, kwargs)), storages(kept)
         seen = max(0, peak - sum(size for data, size in sizes.items() if data not in given))
         assert found == seen, str(case)
         rule = rule_of(case)
