@@ -16,6 +16,7 @@ import torch
 
 from memgraph import compat
 from memgraph.errors import GraphError, OffloadError
+from memgraph.facts import scratch
 from memgraph.hardware import load
 from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.logits import before_autograd
@@ -82,11 +83,16 @@ class Attempts:
         self.store = Store()
         self.unplanned: Timeline | None = None  # what plain Inductor allocates, where that was asked for
         self.tiers = tiers(self.options, self.hardware, device=self.device)
+        self.kernels = scratch.for_compilation(self.budget, self.baseline, self.options.cache)
         self.replanned = 0  # times, since a tier had less room than it said
         self.start = time.perf_counter()
 
     def run(self) -> Any:
         """The compiled callable.  Raises BudgetError, OffloadError, and whatever stands in the way of a plan."""
+        with scratch.looking_up(self.kernels):
+            return self._run()
+
+    def _run(self) -> Any:
         wanted = self._bound()
         if wanted.fraction is not None:
             wanted = self._share_of_unplanned(wanted)
@@ -249,7 +255,7 @@ class Attempts:
             if left == self.tiers or self.replanned == REPLANNED:
                 raise
             self.tiers, self.replanned = left, self.replanned + 1
-        return self.run()
+        return self._run()
 
     def _budget(self) -> int | None:
         """The budget in bytes, baseline included; None for a fraction (known once the graph is) or no bound."""
@@ -295,6 +301,7 @@ class Attempts:
             notes.append(f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph")
         if self.device.type == "cpu":
             notes.append("the baseline counts the tensors that Python can see; the CPU has no allocator statistics")
+        notes += self.kernels.notes
         limit = _limit(wanted, planned)
         report = build_report(
             planned,

@@ -644,3 +644,37 @@ def lowering_settings(transfers: bool) -> contextlib.AbstractContextManager[None
     if transfers:
         settings["reorder_for_peak_memory"] = False
     return inductor_config.patch(settings)
+
+
+def profiling() -> bool:
+    """Whether a profiler of torch runs on this thread: a process has one, and a second would end it."""
+    from torch._C._autograd import _profiler_enabled
+
+    return bool(_profiler_enabled())
+
+
+def allocations(call: Any) -> tuple[Any, list[int]]:
+    """What `call()` returns, and the bytes of each allocation (positive) and free (negative) on the CPU meanwhile.
+
+    By the older of torch's two profilers: it starts in microseconds, and says nothing of it on the terminal. Only what
+    this thread allocates counts. None may run when this is called.
+    """
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+
+    # inputs' shapes, memory, stacks, flops, modules
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+    try:
+        result = call()
+    finally:
+        threads = _disable_profiler_legacy()
+    return result, [
+        int(event.cpu_memory_usage()) for thread in threads for event in thread if event.kind() == "memory_alloc"
+    ]
+
+
+def falls_back(target: Any) -> bool:
+    """Whether Inductor leaves an operator to its own kernel, on the CPU: it has no lowering, or one that calls it."""
+    from torch._inductor import lowering
+
+    return target in lowering.fallbacks or target not in lowering.lowerings

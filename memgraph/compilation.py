@@ -21,6 +21,7 @@ import torch
 from memgraph import compat, errors, passes
 from memgraph.attempts import Attempts
 from memgraph.errors import BudgetError, GraphError, MemgraphError, OffloadError, OptionsError, PlanWarning
+from memgraph.facts import scratch
 from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.measure import allocated_bytes
 from memgraph.options import Options
@@ -79,11 +80,15 @@ class Compilation:
         job, reason = self.job, _reason(problem)
         baseline = allocated_bytes(job.device)
         compiled, graphs = lower(job, None, cache=self.options.cache)
-        timeline, report = self._timeline(graphs), None
+        budget = self.options.budget if isinstance(self.options.budget, int) else None
+        with scratch.looking_up(scratch.for_compilation(budget, baseline, self.options.cache)) as kernels:
+            timeline, report = self._timeline(graphs), None
         if timeline is not None:
             known = {"graph": job.name, "device": str(job.device), "refusals": (Refusal("plan", reason),)}
             stages = (*job.progress.stages, ("all", time.perf_counter() - start))
-            report = without_plan(self.options, timeline, baseline=baseline, key="", stages=stages, **known)
+            report = without_plan(
+                self.options, timeline, baseline=baseline, key="", stages=stages, notes=kernels.notes, **known
+            )
         if report is not None:
             record(report)
         promises = self._promises(report)

@@ -24,6 +24,7 @@ import torch
 from memgraph import compat
 from memgraph.attempts import AUTO_MARGIN
 from memgraph.errors import GraphError, MemgraphError, OptionsError
+from memgraph.facts import scratch
 from memgraph.hardware import Hardware, load, named
 from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
@@ -145,7 +146,8 @@ class _Capture:
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}
-        with contextlib.suppress(_Captured):
+        kernels = scratch.for_dry_run(self.options.cache)
+        with contextlib.suppress(_Captured), scratch.looking_up(kernels):
             patches = mode | self.options.inductor | patches
             compat.compile_graph(gm, inputs, _stop, patches, retain_graph=self.options.retain_graph)
         if not partitioner.planned:
@@ -166,7 +168,11 @@ class _Capture:
             baseline=baseline,
             budget=None if bound is None else baseline + bound,
             stages=(*progress.stages, ("all", time.perf_counter() - start)),
-            notes=(f"planned with the figures of {hardware.name}; nothing was compiled or run", *self.notes),
+            notes=(
+                f"planned with the figures of {hardware.name}; nothing was compiled or run",
+                *self.notes,
+                *kernels.notes,
+            ),
             attempts=1,
             calibrated=hardware.measured,
             refusals=refusals,

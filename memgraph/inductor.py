@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from memgraph import compat
+from memgraph.facts import scratch
 from memgraph.lowered import (
     Input,
     inputs_of,
@@ -58,7 +59,7 @@ def key_of(job: Job, *parts: str) -> str:
         compat.graph_text(job.gm, job.inputs),
         *parts,
         source_fingerprint(),
-        torch.__version__,
+        scratch.fingerprint(),
         compat.autocast_state(("cpu", job.device.type)),
     ):
         digest.update(part.encode() + b"\0")

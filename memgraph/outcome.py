@@ -65,7 +65,9 @@ def build_report(
     )
 
 
-def without_plan(options: Options, truth: Timeline, *, baseline: int, **known: Any) -> Report:
+def without_plan(
+    options: Options, truth: Timeline, *, baseline: int, notes: tuple[str, ...] = (), **known: Any
+) -> Report:
     """The report of a graph that runs as Inductor has it, since it could not be planned.
 
     truth: what Inductor's wrappers allocate.  known: as of `build_report`.
@@ -87,7 +89,7 @@ def without_plan(options: Options, truth: Timeline, *, baseline: int, **known: A
         recompute_time=0.0,
         timeline=truth,
         unplanned_timeline=truth,
-        notes=("compiled as Inductor has it, without a plan: see what was refused",),
+        notes=("compiled as Inductor has it, without a plan: see what was refused", *notes),
         versions=_versions(),
         **known,
     )

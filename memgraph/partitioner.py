@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from memgraph import compat
+from memgraph.facts import scratch
 from memgraph.hardware import Hardware
 from memgraph.options import Options
 from memgraph.planner.offload import Tiers
@@ -74,7 +75,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
             repr(self.tiers),
             str(_world_size()),
             source_fingerprint(),
-            torch.__version__,
+            scratch.fingerprint(),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

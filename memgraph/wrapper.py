@@ -21,7 +21,6 @@ import torch
 
 from memgraph.errors import MemgraphError
 from memgraph.facts import scratch
-from memgraph.runtime import shards
 from memgraph.runtime.nvme import destination
 from memgraph.storages import Opaque, Storage, Tensor, operator_outputs, resolve, span, view
 
@@ -299,14 +298,8 @@ class Interpreter:
             return self._replay(name == "run_and_save_rng_state", args, kwargs)
         else:
             outputs = operator_outputs(resolve(path), args, kwargs, self.storage)
-        if namespace == "memgraph" and name in ("shard_product", "shard_add_"):
-            left, right = args[-2:]
-            self._target = f"{name} scratch"
-            cuda = torch.device(left.device).type == "cuda"
-            self.storage(shards.scratch(left.size, right.size, left.dtype, cuda), left.device)
-        if self._device == "cpu" and namespace in ("aten", "extern_kernels"):
-            self._target = f"{name} scratch"
-            self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line
+        self._target = f"{name} scratch"
+        self.storage(self._scratch(path, args, kwargs, outputs), self._device)  # gone again with this line
         return outputs
 
     def _replay(self, first: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -318,6 +311,13 @@ class Interpreter:
         state = [self._empty((size,), (1,), torch.uint8, "cpu")] if first else []
         outputs = self._operator(operator.name, args, kwargs)
         return (*state, outputs) if first else outputs
+
+    def _scratch(self, path: str, args: list[Any], kwargs: dict[str, Any], outputs: Any) -> int:
+        try:
+            op = resolve(path)
+        except AttributeError:  # a helper of Inductor's, which is no operator
+            op = path
+        return scratch.of_operator(op, args, kwargs, outputs, self._device)
 
     def _transfer(self, name: str, args: list[Any]) -> Tensor:
         """A copy to another tier or back. Its ticket lies in memory of the runtime's own; what returns is allocated

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import fx
 
-from memgraph.facts import regions
+from memgraph.facts import regions, scratch
 from memgraph.facts.costs import logical_bytes, seconds, storage_span
 from memgraph.facts.inside import Inside
 from memgraph.facts.operators import family, short_name, twice_is_wrong
@@ -103,7 +103,7 @@ def read_joint(
                 storage=position[roots[node]],
                 bytes=owned_bytes(node, roots[node] is node, granularity),
                 seconds=called.seconds if called else seconds(node, hardware) if node.op == "call_function" else 0.0,
-                scratch=called.scratch if called else 0,
+                scratch=called.scratch if called else scratch.of_node(node, hardware.device),
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
                 fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
