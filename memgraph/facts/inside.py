@@ -32,7 +32,7 @@ class Inside:
 
     def of(self, node: fx.Node) -> Called | None:
         """What a call costs; None for a node that calls no body."""
-        if node.op != "call_function" or short_name(node.target) != "invoke_subgraph":
+        if node.op != "call_function" or short_name(node.target) != "higher_order::invoke_subgraph":
             return None
         body = node.graph.owning_module.get_submodule(node.args[0].target)
         if id(body) not in self._known:
@@ -89,7 +89,7 @@ class Inside:
 def _scratch(node: fx.Node, device: str) -> int:
     """What the operators of our own hold while they run."""
     name = short_name(node.target) if node.op == "call_function" else ""
-    if name not in ("shard_product", "shard_add"):
+    if name not in ("memgraph::shard_product", "memgraph::shard_add"):
         return 0
     left, right = (read.meta["val"] for read in node.args[-2:])
     return shards.scratch(left.shape, right.shape, left.dtype, device == "cuda")

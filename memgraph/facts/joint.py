@@ -8,7 +8,7 @@ Values are indexed in topological order. A view shares the `storage` of what it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -55,10 +55,12 @@ def read_joint(
     pins: Mapping[str, tuple[str, str]] | None = None,
     granularity: int = 1,
     retained: bool = False,
+    repeatable: Sequence[str] = (),
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
     pins: by node name, the action and who asked for it, where not the user's own tags.
+    repeatable: patterns of the operators that the user has declared to be so.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
@@ -106,7 +108,7 @@ def read_joint(
                 scratch=called.scratch if called else 0,
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
-                fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
+                fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else "",
                 pin=_pin(node, pins or {}),
                 heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
                 movable=owns and kind != "primal" and _movable(val, hardware.device),
@@ -150,10 +152,10 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:
-    if family(node.target) == "getitem":
-        return _fixed(node.args[0], overwritten) if node.args[0].op == "call_function" else ""
-    reason = twice_is_wrong(node)
+def _fixed(node: fx.Node, overwritten: set[fx.Node], repeatable: Sequence[str]) -> str:
+    if family(node.target) == "getitem" and node.args[0].op == "call_function":
+        return _fixed(node.args[0], overwritten, repeatable)
+    reason = twice_is_wrong(node, repeatable)
     if not reason and overwritten.intersection(node.all_input_nodes):
         reason = "reads an input that the forward overwrites"
     return reason
@@ -171,6 +173,8 @@ def _movable(value: torch.Tensor, device: str) -> bool:
 def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
     """What the planner may not change, and who says so. The partitioner turns a region's inputs into MUST_SAVE."""
     tag = getattr(node.meta.get("recompute"), "name", "")
+    if not tag:  # a rule that could not be followed: the value is fixed
+        return pins.get(node.name)
     if tag in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
         return pins.get(node.name, ("recompute", "the user's checkpoint policy"))
     if tag == "MUST_SAVE":
