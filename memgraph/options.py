@@ -135,8 +135,9 @@ def _repeatable(value: object) -> tuple[str, ...]:
         if not isinstance(name, str) or not re.fullmatch(r"\w+::[\w*?]+", name):
             raise ValueError(f"{name!r} is no operator's name, `namespace::name`; allowed: {example}")
         namespace = name.partition("::")[0]
-        if namespace in ("aten", "prims") or "c10d" in namespace:
-            why = "communicate" if "c10d" in namespace else "are known to memgraph"
+        communicates = "c10d" in namespace or namespace in ("symm_mem", "_dtensor")
+        if communicates or namespace in ("aten", "prims"):
+            why = "communicate" if communicates else "are known to memgraph"
             raise ValueError(f"{name!r}: the operators of {namespace!r} {why}; allowed: those of others")
     return tuple(dict.fromkeys(value))
 
