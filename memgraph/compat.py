@@ -151,6 +151,30 @@ def has_side_effect(target: Any) -> bool:
     return target in _side_effectful_functions
 
 
+def triton_kernel(index: int) -> str:
+    """The name of the function of a Triton kernel that is called in a graph, by its index there."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return _kernel_name(kernel_side_table.get_kernel(index))
+
+
+def _kernel_name(kernel: Any) -> str:
+    while hasattr(kernel, "fn"):  # an autotuned kernel holds a compiled one, which holds the function
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def operator_names() -> set[str]:
+    """All operators that are registered in this process, `namespace::name`, Triton kernels of graphs among them."""
+    import torch
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+    from torch._ops import _higher_order_ops
+
+    named = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    kernels = {f"triton::{_kernel_name(kernel)}" for kernel in kernel_side_table.id_to_kernel.values()}
+    return named | kernels | {f"higher_order::{name}" for name in _higher_order_ops}
+
+
 def same_contents(left: Any, right: Any) -> bool:
     """Whether two tensors of one shape are equal, nan too; fake ones have no contents to tell apart."""
     import torch

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+
+from memgraph import compat
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 from memgraph.options import Options
@@ -93,6 +97,7 @@ def refusals(facts: JointFacts, plan: Plan, options: Options):
         if value.pin and value.pin[0] == "recompute" and value.name in saved and value.kind != "primal":
             reason = value.fixed or "the recomputation of another value starts from it"
             yield Refusal(f"recompute {value.name} ({value.pin[1]})", f"it {reason}" if value.fixed else reason)
+    yield from _unknown(options.repeatable)
     for pattern, action in options.rules:
         if action.startswith("tile"):  # those are about regions: tiling.py
             continue
@@ -119,6 +124,17 @@ def full_refusal(tier: Tier, need: int) -> Refusal:
     """What the report says of a tier whose room was in the way."""
     text = f"the values that may go there need {format_size(need)}, and there is room for {tier.capacity} bytes"
     return Refusal(f"offload to {tier.name}", f"{text}: {tier.why}" if tier.why else text)
+
+
+def _unknown(repeatable: tuple[str, ...]):
+    """Declared operators that there are none of: registered later than this graph, or misspelled."""
+    names = compat.operator_names() if repeatable else set()
+    for pattern in repeatable:
+        if not fnmatch.filter(names, pattern):
+            others = sorted(name for name in names if not name.startswith(("aten::", "prims::")))
+            near = difflib.get_close_matches(pattern, others, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            yield Refusal(f"option 'repeatable': {pattern!r}", f"no operator of that name is registered{hint}")
 
 
 def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):

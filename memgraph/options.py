@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -136,6 +137,22 @@ def _rules(value: object) -> tuple[tuple[str, str], ...]:
     return tuple(value.items())
 
 
+def _repeatable(value: object) -> tuple[str, ...]:
+    """Patterns of operators.  Whether there are such operators is known only when a graph is planned."""
+    example = '["mylib::rmsnorm", "mylib::*", "triton::my_kernel"]'
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"allowed: a list of operators, such as {example}")
+    for name in value:
+        if not isinstance(name, str) or not re.fullmatch(r"\w+::[\w*?]+", name):
+            raise ValueError(f"{name!r} is no operator's name, `namespace::name`; allowed: {example}")
+        namespace = name.partition("::")[0]
+        communicates = "c10d" in namespace or namespace in ("symm_mem", "_dtensor")
+        if communicates or namespace in ("aten", "prims"):
+            why = "communicate" if communicates else "are known to memgraph"
+            raise ValueError(f"{name!r}: the operators of {namespace!r} {why}; allowed: those of others")
+    return tuple(dict.fromkeys(value))
+
+
 def _inductor(value: object) -> str:
     if not isinstance(value, Mapping):
         raise ValueError("allowed: a dict of names in Inductor's configuration to plain values")
@@ -264,6 +281,11 @@ class Options(BaseModel):
 
     rules: Annotated[tuple[tuple[str, str], ...], PlainValidator(_rules)] = ()
     """What the planner may not change: (module path pattern, action), in the order given."""
+
+    repeatable: Annotated[tuple[str, ...], PlainValidator(_repeatable)] = ()
+    """Operators of others that do nothing but compute the same again from the same arguments, by name or pattern
+    (`"mylib::rmsnorm"`, `"mylib::*"`, `"triton::my_kernel"`): they may be recomputed. One that draws, counts, logs or
+    communicates must not be among them; one that is not is never run again."""
 
     verify: StrictBool = True
     """Check the graph after every pass."""

@@ -36,24 +36,29 @@ def protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
     return pins
 
 
-def apply_rules(joint: fx.GraphModule, rules: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, str]]:
+def apply_rules(
+    joint: fx.GraphModule, rules: tuple[tuple[str, str], ...], repeatable: tuple[str, ...] = ()
+) -> dict[str, tuple[str, str]]:
     """Tag what the rules pin, as a checkpoint policy of the user's own would; that one wins where both speak.
 
-    Each module that a rule matches is a checkpointed region of its own: what enters it is held.
+    Each module that a rule matches is a checkpointed region of its own: what enters it is held. What must not run twice
+    gets no tag: a module's path says nothing about the operators in it. repeatable: those that the user has declared.
     """
     pins: dict[str, tuple[str, str]] = {}
     regions: dict[str, int] = {}
     for node in joint.graph.nodes:
         path = module_path(node.meta.get("nn_module_stack"))
-        if node.op != "call_function" or not path or "recompute" in node.meta or twice_is_wrong(node):
+        if node.op != "call_function" or not path or "recompute" in node.meta:
             continue
         found = rule_of(path, rules)
         if found is None or found[1].startswith(("offload:", "tile")):  # about what is saved, about regions
             continue
         pattern, action, instance = found
+        pins[node.name] = (action, f"rule {pattern!r}")
+        if twice_is_wrong(node, repeatable):
+            continue
         node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
         node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
-        pins[node.name] = (action, f"rule {pattern!r}")
     return pins
 
 

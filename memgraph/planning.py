@@ -130,7 +130,7 @@ class _Partition:
     def variant(self, joint: fx.GraphModule, tiles: tuple[Decision, ...], shards: Shards) -> _Variant:
         """Facts of a joint graph, which is rewritten in place as Inductor's own partitioner does."""
         before = snapshot(joint) if self.options.verify else None
-        pins = protect(joint) | apply_rules(joint, self.options.rules)
+        pins = protect(joint) | apply_rules(joint, self.options.rules, self.options.repeatable)
         forward, backward = compat.stock_partition(joint, self.joint_inputs, **self.stock_args)
         facts = read_joint(
             joint,
@@ -141,6 +141,7 @@ class _Partition:
             pins=pins,
             granularity=512 if self.hardware.device == "cuda" else 1,
             retained=self.options.retain_graph,
+            repeatable=self.options.repeatable,
         )
         facts = send_away(price_fusion(facts, self.hardware), self.options.rules)
         planner = Planner(
@@ -193,7 +194,8 @@ class _Partition:
         """Rewrite: the forward and the backward of a choice.  Raises VerifyError where a rewrite is not legal."""
         plan = make_plan(variant.facts, chosen, variant.planner.stock, variant.tiles)
         joint, before, count = variant.joint, variant.before, self.num_fwd_outputs
-        check = functools.partial(verify_partition, before, num_fwd_outputs=count) if before else _unchecked
+        told = {"num_fwd_outputs": count, "repeatable": self.options.repeatable}
+        check = functools.partial(verify_partition, before, **told) if before else _unchecked
         if plan.stock:
             forward, backward = variant.split
             check(forward, backward, pass_name="Inductor's partition")

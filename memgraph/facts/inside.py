@@ -32,7 +32,7 @@ class Inside:
 
     def of(self, node: fx.Node) -> Called | None:
         """What a call costs; None for a node that calls no body."""
-        if node.op != "call_function" or short_name(node.target) != "invoke_subgraph":
+        if node.op != "call_function" or short_name(node.target) != "higher_order::invoke_subgraph":
             return None
         body = node.graph.owning_module.get_submodule(node.args[0].target)
         if id(body) not in self._known:

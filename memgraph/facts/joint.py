@@ -8,7 +8,7 @@ Values are indexed in topological order. A view shares the `storage` of what it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -55,10 +55,12 @@ def read_joint(
     pins: Mapping[str, tuple[str, str]] | None = None,
     granularity: int = 1,
     retained: bool = False,
+    repeatable: Sequence[str] = (),
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
     pins: by node name, the action and who asked for it, where not the user's own tags.
+    repeatable: patterns of the operators that the user has declared to be so.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
@@ -106,7 +108,7 @@ def read_joint(
                 scratch=called.scratch if called else scratch.of_node(node, hardware.device),
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
-                fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
+                fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else "",
                 pin=_pin(node, pins or {}),
                 heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
                 movable=owns and kind != "primal" and _movable(val, hardware.device),
@@ -115,7 +117,7 @@ def read_joint(
             )
         )
     stock = {n.name for n in _flat(next(iter(stock_forward.graph.find_nodes(op="output"))).args[0])[num_fwd_outputs:]}
-    stock = (stock & by_name.keys()) | _replayed(backward, stock, overwritten)
+    stock = (stock & by_name.keys()) | _replayed(backward, stock, overwritten, repeatable)
     return JointFacts(
         values=tuple(values),
         forward=tuple(position[n] for n in forward),
@@ -151,16 +153,18 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:
-    if family(node.target) == "getitem":
-        return _fixed(node.args[0], overwritten) if node.args[0].op == "call_function" else ""
-    reason = twice_is_wrong(node)
+def _fixed(node: fx.Node, overwritten: set[fx.Node], repeatable: Sequence[str]) -> str:
+    if family(node.target) == "getitem" and node.args[0].op == "call_function":
+        return _fixed(node.args[0], overwritten, repeatable)
+    reason = twice_is_wrong(node, repeatable)
     if not reason and overwritten.intersection(node.all_input_nodes):
         reason = "reads an input that the forward overwrites"
     return reason
 
 
-def _replayed(backward: Iterable[fx.Node], saved: set[str], overwritten: set[fx.Node]) -> set[str]:
+def _replayed(
+    backward: Iterable[fx.Node], saved: set[str], overwritten: set[fx.Node], repeatable: Sequence[str]
+) -> set[str]:
     """Values that must not be computed twice and that Inductor's split does not save, though its backward needs them.
 
     It draws them again from a saved state of the generator (fallback_random under a checkpoint). A plan of ours has no
@@ -174,7 +178,7 @@ def _replayed(backward: Iterable[fx.Node], saved: set[str], overwritten: set[fx.
         if node in seen or node.name in saved or node.op != "call_function":
             continue
         seen.add(node)
-        if _fixed(node, overwritten):
+        if _fixed(node, overwritten, repeatable):
             found.add(node.name)
         else:
             pending += node.all_input_nodes
@@ -193,6 +197,8 @@ def _movable(value: torch.Tensor, device: str) -> bool:
 def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
     """What the planner may not change, and who says so. The partitioner turns a region's inputs into MUST_SAVE."""
     tag = getattr(node.meta.get("recompute"), "name", "")
+    if not tag:  # a rule that could not be followed: the value is fixed
+        return pins.get(node.name)
     if tag in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
         return pins.get(node.name, ("recompute", "the user's checkpoint policy"))
     if tag == "MUST_SAVE":
