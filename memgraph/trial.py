@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,9 @@ class Differs(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Two graphs of equal inputs and outputs.  region: the operators of the joint graph.  tile: the graph that is called.
+    """Two graphs of equal inputs and outputs.
 
+    region: the operators of the joint graph.  tile: the graph that is called.
     units: places of inputs that the tile gets for a tangent of 1.  alike: for each input the place of the first that
     holds the same value.  scaled: places of outputs that are multiplied by the tangent afterwards.  names: what the
     outputs are called.

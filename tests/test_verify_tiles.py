@@ -17,7 +17,7 @@ from memgraph.calls import call
 from memgraph.errors import VerifyError
 from memgraph.facts.token_states import SIZED, Mixed
 from memgraph.passes.tile import call_names
-from memgraph.verify_tiles import LARGE, TileError, _part, verify_tiles
+from memgraph.verify_tiles import TileError, verify_tiles
 
 aten = torch.ops.aten
 
@@ -288,17 +288,6 @@ def test_what_was_tried_is_not_tried_again():
     for shards in (2, 3, 2):
         verify_tiles(joint.graph, joint.tiled(shards), [(region, shards) for region in joint.regions], tried)
         assert len(tried) == 2  # the forward and the backward
-
-
-def test_of_what_is_large_a_part_is_compared():
-    """The first rows, which the labels of the trial are among, and the last in the same distance."""
-    rows = 2 * LARGE // 64
-    numbers = torch.arange(rows).expand(64, rows).T
-    part = _part(numbers)
-    assert part.numel() <= LARGE + 64 and part[0, 0] == 0 and part[1, 0] == 1
-    distances = part[part.shape[0] // 2 :, 0].diff()
-    assert distances.unique().tolist() == [4] and rows - part[-1, 0] <= 4
-    assert _part(numbers[:5]).shape == (5, 64)
 
 
 # --- rules that are wrong ---------------------------------------------------------------------------------
