@@ -22,6 +22,7 @@ from torch import fx
 # Sizes up to this stay: sequences, heads, picks of a router.
 KEPT = 16
 CANDIDATES = (3, 5, 4, 6, 7, 2, 8, 9, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
+EVEN = (16, 32, 48, 64, 96, 128, 192, 256)  # products of some kinds take rows of whole 16 bytes alone
 # Guesses until the sizes stay as they are.
 GUESSES = 2000
 # Arguments that are sizes, a list of them or one.
@@ -137,8 +138,8 @@ class Relations:
         self.cuts.setdefault(whole, {0, whole}).update(places)
         self.parts |= {(whole, start, end) for start, end in itertools.pairwise(places)}
 
-    def smaller(self, kept: Collection[int] = ()) -> Sizes:
-        """The smallest sizes that were found, where some stay as they are."""
+    def smaller(self, even: Collection[int] = (), kept: Collection[int] = ()) -> Sizes:
+        """The smallest sizes that were found, where some are multiples of 16 at least and some stay as they are."""
         pieces = {whole: [b - a for a, b in itertools.pairwise(sorted(cuts))] for whole, cuts in self.cuts.items()}
         equations: list[tuple[str, Equation]] = []
         for whole, lengths in pieces.items():
@@ -153,7 +154,8 @@ class Relations:
         equations = [item for n, item in enumerate(equations) if item[1][0] != item[1][1] and item not in equations[:n]]
         names = self.sizes.union(*pieces.values(), *map(itertools.chain.from_iterable, self.products))
         found = {size: size for size in names if size <= KEPT or size in kept or size in self.fixed}
-        solved = _search(equations, sorted(names), found, [GUESSES])
+        candidates = {size: EVEN if size in even else CANDIDATES for size in names}
+        solved = _search(equations, candidates, found, [GUESSES])
         return Sizes(solved or {size: size for size in names}, self.cuts)
 
 
@@ -169,9 +171,6 @@ class Sizes:
 
     def __getitem__(self, size: int) -> int:
         return self._found.get(size, size)
-
-    def changed(self, size: int) -> bool:
-        return self[size] != size
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(self[size] for size in shape)
@@ -252,28 +251,31 @@ def _blocks(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[tuple[int,
 
 
 def _search(
-    equations: Sequence[tuple[str, Equation]], names: Sequence[int], found: dict[int, int], left: list[int]
+    equations: Sequence[tuple[str, Equation]],
+    candidates: Mapping[int, Sequence[int]],
+    found: dict[int, int],
+    left: list[int],
 ) -> dict[int, int] | None:
     """The first numbers, small ones first, that satisfy all equations; None where there are none, or too many guesses.
 
-    found: what is known.  left: guesses that are left.
+    candidates: by size, what it may become.  found: what is known.  left: guesses that are left.
     """
     found = dict(found)
     if not _settle(equations, found):
         return None
-    unknown = [size for size in names if size not in found]
+    unknown = [size for size in sorted(candidates) if size not in found]
     if not unknown:
         return found
     bound = {size for _, sides in equations for side in sides for size in side}
     size = next((size for size in unknown if size in bound), unknown[0])
     used = set(found.values())
-    for candidate in sorted((c for c in CANDIDATES if c < size), key=lambda c: c in used):
+    for candidate in sorted((c for c in candidates[size] if c < size), key=lambda c: c in used):
         left[0] -= 1
         if left[0] < 0:
             return None
-        if solved := _search(equations, names, found | {size: candidate}, left):
+        if solved := _search(equations, candidates, found | {size: candidate}, left):
             return solved
-    return _search(equations, names, found | {size: size}, left)
+    return _search(equations, candidates, found | {size: size}, left)
 
 
 def _settle(equations: Sequence[tuple[str, Equation]], found: dict[int, int]) -> bool:

@@ -1,8 +1,8 @@
 """What a tile computes held against what its region computes, on small data.
 
 Both graphs run as they stand, with all their shards, on smaller sizes (`smaller.py`): once on fake tensors, where each
-operator has to give the shape that its value should have and the bytes are counted, and only then on data. That is
-random and lies on the CPU; where an operator does not run there, on the device that the graph is for. What puts shards
+operator has to give the shape that its value should have and the bytes are counted, and only then on random data. Both
+are always on the CPU: the device may be full, and an index out of bounds there would end the process. What puts shards
 together writes into place, as it does when Inductor has compiled it, and what no shard has written is not a number.
 """
 
@@ -22,7 +22,7 @@ from memgraph import compat
 from memgraph.sizes import format_size
 from memgraph.smaller import Relations, Sizes, argument, name_of, shapes
 
-# Bytes of all that stands at once. Known before anything is allocated.
+# Bytes of a trial; what it takes is known before anything is allocated.
 ROOM = 64 << 20
 # The tangent of a loss; the tile takes it for 1.
 TANGENT = 0.5
@@ -41,7 +41,7 @@ class Trial:
     region: the operators of the joint graph.  tile: the graph that is called.
     units: places of inputs that the tile gets for a tangent of 1.  alike: for each input the place of the first that
     holds the same value.  scaled: places of outputs that are multiplied by the tangent afterwards.  names: what the
-    outputs are called.
+    outputs are called.  room: bytes that all that stands at once may take.
     """
 
     region: fx.Graph
@@ -50,28 +50,33 @@ class Trial:
     alike: tuple[int, ...]
     scaled: frozenset[int]
     names: tuple[str, ...]
+    room: int = ROOM
 
     def run(self) -> None:
         """Raises Differs, also where the two cannot be tried."""
         relations = Relations()
         for graph in (self.region, *_graphs(self.tile)):
             relations.read(graph)
+        even: set[int] = set()
         kept: set[int] = set()
         while True:
-            sizes = relations.smaller(kept)
+            sizes = relations.smaller(even, kept)
             try:
                 self._measure(sizes)
                 return self._compare(sizes)
             except _Misfit as problem:
-                more = {size for size in problem.sizes if sizes.changed(size)}
+                more = {size for size in problem.sizes if sizes[size] != size}
                 if not more:
                     raise Differs(f"it does not run on small data: {problem}") from problem
-                kept |= more
+                if isinstance(problem.__cause__, NotImplementedError):
+                    raise Differs(f"it cannot be tried on the CPU: {problem}") from problem
+                kept |= more & even
+                even |= more
             except (MemoryError, torch.OutOfMemoryError) as error:
                 raise Differs(f"it cannot be tried: {_first_line(error)}") from error
 
     def _measure(self, sizes: Sizes) -> None:
-        """On fake tensors.  Raises Differs where the data would take more than ROOM."""
+        """On fake tensors.  Raises Differs where the data would take more than the room."""
         with compat.really(), compat.fake_evaluation():
             inputs = [_empty(node.meta["val"], sizes) for node in self.tile.graph.find_nodes(op="placeholder")]
             dry = _Dry(sizes)
@@ -80,29 +85,17 @@ class Trial:
                 if _look(one) != _look(other):
                     raise Differs(f"{name} is {_show(other)} in shards, {_show(one)} whole")
             size = dry.peak + sum(value.nbytes for value in want)
-        if size > ROOM:
-            raise Differs(
-                f"it cannot be tried: with its smallest sizes it takes {format_size(size)}, and a trial may take "
-                f"{format_size(ROOM)}"
-            )
+        if size > self.room:
+            may = f"a trial may take {format_size(self.room)}"
+            raise Differs(f"it cannot be tried: with its smallest sizes it takes {format_size(size)}, and {may}")
 
     def _compare(self, sizes: Sizes) -> None:
         values = [node.meta["val"] for node in self.tile.graph.find_nodes(op="placeholder")]
-        own = next((value.device for value in values if value.device.type != "cpu"), torch.device("cpu"))
-        try:
-            self._compare_on(torch.device("cpu"), values, sizes)
-        except _Misfit:
-            if own.type == "cpu" or not torch.get_device_module(own).is_available():
-                raise
-            self._compare_on(own, values, sizes)
-
-    def _compare_on(self, device: torch.device, values: Sequence[torch.Tensor], sizes: Sizes) -> None:
-        run = _Run(sizes, device)
+        run = _Run(sizes)
         for positive in (False, True):
             with compat.really(), torch.no_grad():
-                data = [
-                    _data(value, sizes, seed, device, positive) for seed, value in zip(self.alike, values, strict=True)
-                ]
+                drawn = zip(self.alike, values, strict=True)
+                data = [_data(value, sizes, seed, positive) for seed, value in drawn]
                 scaled = [item * TANGENT if place in self.units else item for place, item in enumerate(data)]
                 want, got = run.run(self.region, scaled), run.run(self.tile.graph, data, self.tile)
                 for place, name in enumerate(self.names):
@@ -124,8 +117,8 @@ class _Misfit(Exception):
 class _Run:
     """Runs graphs, and those that they call, on smaller sizes."""
 
-    def __init__(self, sizes: Sizes, device: torch.device) -> None:
-        self.sizes, self.device = sizes, device
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
 
     def run(self, graph: fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None) -> tuple[Any, ...]:
         """What a graph returns.  owner: has the graphs that it calls."""
@@ -160,7 +153,7 @@ class _Run:
         if not name:
             return target(*args, **kwargs)
         args, kwargs = self.sizes.told(node, args, kwargs)
-        args, kwargs = tree_map(self._placed, (args, kwargs))
+        args, kwargs = tree_map(_placed, (args, kwargs))
         if name == "memgraph::shard_whole":
             return _unwritten(target(*args, **kwargs), *args[:2])
         if name in ("memgraph::shard_put", "memgraph::shard_add"):
@@ -174,9 +167,6 @@ class _Run:
 
     def made(self, node: fx.Node, values: dict[fx.Node, Any]) -> None:
         """What follows a node."""
-
-    def _placed(self, item: Any) -> Any:
-        return self.device if isinstance(item, torch.device) else item
 
     def _mean(self, node: fx.Node, args: tuple, kwargs: dict) -> torch.Tensor:
         """The sum by the count that a graph was written for: where a tile divides by a count, it is a number in it."""
@@ -193,7 +183,7 @@ class _Dry(_Run):
     """On fake tensors: each value against what it should look like, and the most bytes that stand at once."""
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes, torch.device("cpu"))
+        super().__init__(sizes)
         self.peak, self.outside = 0, 0
         self.known: dict[fx.GraphModule, tuple[Any, ...]] = {}
 
@@ -220,6 +210,10 @@ class _Dry(_Run):
         for one, other in zip(_tensors(said), _tensors(value), strict=True):
             if self.sizes.shape(one.shape) != tuple(other.shape) or one.dtype != other.dtype:
                 raise _Misfit(node, f"is {_show(other)}, not {_show(one)} made small")
+
+
+def _placed(item: Any) -> Any:
+    return torch.device("cpu") if isinstance(item, torch.device) else item
 
 
 def _graphs(module: fx.GraphModule) -> list[fx.Graph]:
@@ -265,7 +259,7 @@ def _empty(value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     return torch.empty_strided(sizes.shape(value.shape), sizes.stride(value.shape, value.stride()), dtype=value.dtype)
 
 
-def _data(value: torch.Tensor, sizes: Sizes, seed: int, device: torch.device, positive: bool) -> torch.Tensor:
+def _data(value: torch.Tensor, sizes: Sizes, seed: int, positive: bool) -> torch.Tensor:
     """Random numbers; integers, which may be positions of anything, are 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     item, shape = _empty(value, sizes), sizes.shape(value.shape)
@@ -277,7 +271,7 @@ def _data(value: torch.Tensor, sizes: Sizes, seed: int, device: torch.device, po
     else:
         drawn = torch.randint(0, 2, repeated, generator=generator)
     own = item.as_strided(repeated, item.stride()).copy_(drawn)
-    return own.as_strided(shape, item.stride()).to(device)
+    return own.as_strided(shape, item.stride())
 
 
 def _unwritten(whole: torch.Tensor, first: torch.Tensor, dim: int) -> torch.Tensor:

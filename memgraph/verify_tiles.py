@@ -23,7 +23,7 @@ from memgraph.facts.token_graph import STANDS_FOR, Region
 from memgraph.graph_checks import show, signature
 from memgraph.numbering import Numbered, Run
 from memgraph.smaller import name_of
-from memgraph.trial import Differs, Trial
+from memgraph.trial import ROOM, Differs, Trial
 from memgraph.value_numbers import Table
 from memgraph.verify import named_input, verify_graph
 
@@ -64,10 +64,15 @@ class _Operand:
 
 
 def verify_tiles(
-    before: fx.GraphModule, after: fx.GraphModule, tiles: Sequence[tuple[Region, int]], tried: set[str] | None = None
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    tiles: Sequence[tuple[Region, int]],
+    tried: set[str] | None = None,
+    room: int = ROOM,
 ) -> None:
     """Raises VerifyError where the graph around the tiles differs, TileError where a tile computes something else.
 
+    A tile that cannot be run within the room, in bytes, is an error, too: what nobody has seen may be wrong.
     tried: what was run before, and is not run again; what is run is added.
     """
     tried = set() if tried is None else tried
@@ -94,7 +99,7 @@ def verify_tiles(
         if key in tried:
             continue
         try:
-            Trial(graph, tile, units, alike, call.scaled, call.stands_for).run()
+            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room).run()
         except Differs as problem:
             raise TileError(call.region, str(problem)) from problem
         tried.add(key)
