@@ -163,7 +163,12 @@ class _Run:
             return args[0].reshape(args[1])
         if name == "aten::mean":
             return self._mean(node, args, kwargs)
-        return target(*args, **kwargs)
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:
+            if not _no_kernel(error):
+                raise
+            return _in_float64(node, args, kwargs)
 
     def made(self, node: fx.Node, values: dict[fx.Node, Any]) -> None:
         """What follows a node."""
@@ -210,6 +215,26 @@ class _Dry(_Run):
         for one, other in zip(_tensors(said), _tensors(value), strict=True):
             if self.sizes.shape(one.shape) != tuple(other.shape) or one.dtype != other.dtype:
                 raise _Misfit(node, f"is {_show(other)}, not {_show(one)} made small")
+
+
+def _no_kernel(error: Exception) -> bool:
+    """Whether an operator has no kernel for a type on the CPU; on fake tensors that is any RuntimeError."""
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+
+
+def _in_float64(node: fx.Node, args: tuple, kwargs: dict) -> Any:
+    """What an operator gives on wider numbers, in the types that it has on the device: counts of integers, say."""
+
+    def wide(item: Any) -> Any:
+        return item.double() if isinstance(item, torch.Tensor) and item.dtype is not torch.bool else item
+
+    try:
+        made = node.target(*tree_map(wide, args), **tree_map(wide, kwargs))
+    except Exception as error:
+        raise NotImplementedError(f"has no kernel there: {_first_line(error)}") from error
+    if isinstance(made, torch.Tensor):
+        return made.to(node.meta["val"].dtype)
+    return tuple(item.to(said.dtype) for item, said in zip(made, node.meta["val"], strict=True))
 
 
 def _placed(item: Any) -> Any:

@@ -200,6 +200,19 @@ def test_no_memory_is_a_refusal():
         trial.run()
 
 
+def test_what_has_no_kernel_for_its_type_on_the_cpu_is_tried_in_another():
+    """How many rows go to each expert is counted in integers on CUDA, which the CPU does not do."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(aten.histc.default, (x, 4, 0, 3))
+    x.meta["val"] = torch.empty(64, dtype=torch.int32, device="meta")
+    y.meta["val"] = torch.empty(4, dtype=torch.int32, device="meta")
+    graph.output((y,))
+    with pytest.raises((RuntimeError, NotImplementedError), match="not implemented for"):
+        torch.histc(torch.zeros(64, dtype=torch.int32), 4, 0, 3)
+    Trial(graph, fx.GraphModule({}, graph), frozenset(), (0,), frozenset(), ("y",)).run()
+
+
 def test_an_operator_that_wants_its_own_sizes_gets_them():
     """The tenth smallest of 32: with fewer features there is none."""
     joint = joint_of(mlp(lambda m, h: h * (h > h.kthvalue(30, -1, keepdim=True)[0])), floats())
