@@ -261,7 +261,7 @@ def _search(
     candidates: by size, what it may become.  found: what is known.  left: guesses that are left.
     """
     found = dict(found)
-    if not _settle(equations, found):
+    if not _settle(equations, candidates, found):
         return None
     unknown = [size for size in sorted(candidates) if size not in found]
     if not unknown:
@@ -278,7 +278,9 @@ def _search(
     return _search(equations, candidates, found | {size: size}, left)
 
 
-def _settle(equations: Sequence[tuple[str, Equation]], found: dict[int, int]) -> bool:
+def _settle(
+    equations: Sequence[tuple[str, Equation]], candidates: Mapping[int, Sequence[int]], found: dict[int, int]
+) -> bool:
     """Put in what follows from what is known.  False where that cannot be."""
     more = True
     while more:
@@ -294,6 +296,8 @@ def _settle(equations: Sequence[tuple[str, Equation]], found: dict[int, int]) ->
             size = unknown.pop()
             value = _solve(kind, left, right, size, found)
             if value is None or value < min(2, size):
+                return False
+            if candidates.get(size) is EVEN and value % EVEN[0] and value != size:
                 return False
             found[size], more = value, True
     return True

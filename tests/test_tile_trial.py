@@ -148,6 +148,13 @@ def test_sizes_that_stay_and_sizes_that_are_even():
     assert sizes[4096] == 4096 and sizes[1024] == 16 and sizes[3072] == sizes[1024] + sizes[2048]
 
 
+def test_what_follows_from_other_sizes_is_even_too():
+    """Rows of 512 features in bfloat16, as many as there are tokens in four shards."""
+    found = relations(lambda x: [x[n : n + 128] for n in range(0, 512, 128)], (512, 512))
+    sizes = found.smaller(even={512})
+    assert sizes[512] == 16 and sizes[128] == 4
+
+
 def test_sizes_that_cannot_be_smaller():
     found = Relations()
     found.products |= {((18, 18, 18), (17,)), ((18, 18), (17,))}  # of no graph
