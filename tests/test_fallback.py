@@ -9,6 +9,7 @@ import dataclasses
 import pickle
 import re
 import threading
+import warnings
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from memgraph.compilation import Compilation
 from memgraph.errors import GraphError
 from memgraph.measure import allocated_bytes
 from memgraph.options import parse_options
+from memgraph.sizes import format_size
 
 SIZE = 64
 X = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))
@@ -157,6 +159,31 @@ def test_an_error_out_of_torch_compile_can_be_pickled():
         assert getattr(copy, name) == getattr(error, name)
     assert copy.baseline > 0 and copy.reserve == 1024
     assert "1024 bytes) are held back by option 'reserve'" in str(copy).splitlines()[0]
+
+
+def test_a_tier_that_has_no_room_is_named_with_what_it_would_need(tmp_path):
+    def refused(limit):
+        torch._dynamo.reset()
+        offload = {"nvme": {"path": str(tmp_path), "limit": limit}, "min_bytes": 0}
+        options = {"budget": 1, "recompute": False, "offload": offload}
+        with pytest.raises(BudgetError) as caught:
+            torch.compile(chain, backend="memgraph", options=options)(X)
+        return caught.value
+
+    error = refused("24KiB")
+    (full,) = error.full
+    assert (full.tier, full.path, full.room) == ("nvme", str(tmp_path), 24 * 1024) and full.need >= 2 * MATRIX
+    assert f"tier 'nvme' in {tmp_path} has room for 24.0 KiB (24576 bytes) only" in str(error)
+    assert f"need {format_size(full.need)}: its limit is 24.0 KiB." in str(error)
+    assert refused("1GiB").full == ()
+
+
+def test_a_rule_without_a_module_that_the_user_has_raised_is_no_fault_of_the_plan():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="memgraph: the rule")
+        with pytest.raises(Exception, match="matches no module") as caught:
+            gradients(compiled(rules={"layers.*": "recompute"}, budget=None))
+    assert "without a plan" not in str(caught.value)
 
 
 def test_an_evaluation_needs_no_scratch_folder_and_keeps_no_cache():
