@@ -5,7 +5,7 @@ model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
 
 from typing import TYPE_CHECKING, Any
 
-from memgraph.errors import BudgetError, MemgraphError, OffloadError, OptionsError, VerifyError
+from memgraph.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
 from memgraph.measure import measure_peak
 from memgraph.report import Report, report, reports
 
@@ -17,6 +17,7 @@ __all__ = [
     "MemgraphError",
     "OffloadError",
     "OptionsError",
+    "PlanWarning",
     "Report",
     "VerifyError",
     "measure_peak",

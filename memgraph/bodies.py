@@ -58,12 +58,11 @@ def build_body(
     outputs: Sequence[str],
     rows: int,
     mode: Any,
-    split: bool = True,
 ) -> Body:
     """The body for a shard of `rows` tokens.
 
     names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.
-    split: it is for a shard: leave products that sum over tokens to the caller, and give shares of means over tokens.
+    Products that sum over tokens are left to the caller; of means over tokens it gives the shard's share.
     Raises Mixed where a value does not come out in the shape that the flow of tokens says.
     """
     graph = fx.Graph()
@@ -78,7 +77,7 @@ def build_body(
         state = region.states[name]
         args = _resized(node, list(args), state, rows)
         try:
-            if split and state == SUM and short_name(node.target) == "mean":
+            if state == SUM and short_name(node.target) == "mean":
                 made = _share(graph, mode, node, args, kwargs)
             else:
                 made = call(graph, mode, node.target, *args, name=name, **kwargs)
@@ -93,7 +92,7 @@ def build_body(
     values, products = {}, {}
     for name in outputs:
         node, made = nodes[name], new[nodes[name]]
-        if split and region.states[name] == SUM and short_name(node.target) == "mm":
+        if region.states[name] == SUM and short_name(node.target) == "mm":
             products[name] = (made.args[0], made.args[1])
             for factor in products[name]:
                 base = view_base(factor)

@@ -6,11 +6,11 @@ Exit codes: 0 done; 1 something else is missing or fails; 2 a wrong option; 3 th
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
+import json as json_module  # `json` is a parameter's name
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,16 +19,21 @@ from rich.console import Console
 from rich.table import Table
 
 from memgraph.errors import BudgetError, MemgraphError, OptionsError
+from memgraph.target import TARGET_HELP, load_step, own_words
 
 CHECKOUT = Path(__file__).parents[1]  # of an editable install; in any other it holds no examples
-TARGET_HELP = """TARGET is SCRIPT.py:FUNCTION or package.module:FUNCTION. FUNCTION is called once, without
-arguments, and returns (callable, args), where args is a tuple and callable(*args) is the step up to the loss.
-The step is not run: make the model and args under `torch.device("meta")`, and they need no memory."""
+
 
 app = typer.Typer(
     help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 console = Console(highlight=False)
+WIDE = 1000  # columns that no table needs
+
+
+def show(table: Any) -> None:
+    """Print a table: fitted to a terminal, and as wide as it is anywhere else."""
+    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
 
 
 @contextlib.contextmanager
@@ -82,16 +87,48 @@ def plan(
         str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="plan with the built-in figures of this device: H100")] = None,
+    recompute: Annotated[
+        bool | None, typer.Option("--recompute/--no-recompute", help="whether values may be computed again")
+    ] = None,
+    offload: Annotated[
+        str | None, typer.Option(help='"host"; a folder for a scratch file; or JSON: {"host": "64GiB"}')
+    ] = None,
+    tile: Annotated[
+        bool | None, typer.Option("--tile/--no-tile", help="whether MLPs, experts and the loss may run in shards")
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN=ACTION", help="a pin, such as lm_head=tile:16; any number")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
 ) -> None:
     with refusals():
-        fn, args = load_step(target)
+        named = {
+            "recompute": recompute,
+            "offload": None if offload is None else parse_offload(offload),
+            "tile": tile,
+            "rules": dict(_pair(rule, "rules") for rule in rules) if rules else None,
+        }
+        options = {"budget": parse_budget(budget), "reserve": reserve}
+        options |= {key: value for key, value in named.items() if value is not None}
+        for key, text in (_pair(text, "option") for text in option or ()):
+            if named.get(key) is not None:
+                raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
+            options[key] = parse_value(text)
+        check_outputs(json, plot)
         from memgraph.dry import plan as plan_step
 
-        options = {"budget": parse_budget(budget), "reserve": reserve}
-        report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
-    console.print(report)
+        with own_words(target):
+            fn, args = load_step(target)
+            report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
+    if console.is_terminal:
+        console.print(report)
+    else:
+        typer.echo(str(report))
     try:
         if json:
             json.write_text(report.to_json())
@@ -110,38 +147,39 @@ def parse_budget(text: str) -> str | float | None:
     return text
 
 
-def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step that TARGET's function returns. Raises OptionsError where it is not as TARGET_HELP says."""
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise OptionsError(f"{target!r} names no function.\n{TARGET_HELP}")
-    function = getattr(_load_module(place), name, None)
-    if not callable(function):
-        raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
-    made = function()
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
-        raise OptionsError(f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}")
-    return made
+def parse_value(text: str) -> Any:
+    """JSON, or the text itself where it is none."""
+    with contextlib.suppress(ValueError):
+        return json_module.loads(text)
+    return text
 
 
-def _load_module(place: str) -> Any:
-    if not place.endswith(".py"):
-        sys.path.insert(0, "")  # as `python -m` does
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as missing:
-            if missing.name != place and not place.startswith(f"{missing.name}."):
-                raise  # the module is there, and something that it imports is not
-            raise OptionsError(f"there is no module {place!r}.\n{TARGET_HELP}") from missing
-    file = Path(place)
-    if not file.is_file():
-        raise OptionsError(f"there is no script {place!r}.\n{TARGET_HELP}")
-    sys.path.insert(0, str(file.parent.resolve()))  # as `python SCRIPT` does
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
-    return module
+def parse_offload(text: str) -> Any:
+    """What follows --offload: JSON as the option takes it, "host", or a folder."""
+    value = parse_value(text)
+    if not isinstance(value, str):
+        return value
+    return {"host": True} if value == "host" else {"nvme": value}
+
+
+def _pair(text: str, name: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise OptionsError(f"--{name} {text!r} has no `=`; allowed: KEY=VALUE")
+    return key, value
+
+
+def check_outputs(json: Path | None, plot: Path | None) -> None:
+    """Raise typer.Exit where a file could not be written, before anything is planned for it."""
+    for file in filter(None, (json, plot)):
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise fail(f"the report could not be written: {file} cannot be made")
+    if plot and plot.suffix:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if plot.suffix[1:].lower() not in kinds:
+            raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
 
 
 @app.command()
@@ -170,7 +208,7 @@ def calibrate(
     if scratch:
         for row in _disk_rows(str(scratch), rates, figures.device == "cuda"):
             table.add_row(*row)
-    console.print(table)
+    show(table)
     try:
         console.print(f"kept in {hardware.save(figures)}", markup=False, soft_wrap=True)
         if scratch:
@@ -217,7 +255,7 @@ def doctor(
     for check in found:
         sign = "[green]ok[/]" if check.ok else "[red]no[/]" if check.needed else "[yellow]--[/]"
         table.add_row(sign, check.name, check.text)
-    console.print(table)
+    show(table)
     if wrong := [check.name for check in found if check.needed and not check.ok]:
         raise fail(f"memgraph cannot work here: {', '.join(wrong)}")
     console.print("memgraph can work here.")

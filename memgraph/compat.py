@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memgraph.errors import GraphError
@@ -88,6 +88,14 @@ def size_hint(size: Any) -> int:
     return int(hint)
 
 
+def number_hint(number: Any) -> int | None:
+    """An integer argument of a graph as a plain int, as `size_hint`.
+
+    None for the ragged dimension of a jagged nested tensor: that is the name of a structure, and measures nothing.
+    """
+    return size_hint(number) if isinstance(number, int) or not number.node.is_nested_int() else None
+
+
 def size_node(size: Any, graph: Any) -> Any:
     """A size as an argument of a node that `graph` is about to get: a number, or a node that computes it from the
     symbols among the graph's inputs.
@@ -141,6 +149,30 @@ def has_side_effect(target: Any) -> bool:
     from torch.fx.node import _side_effectful_functions
 
     return target in _side_effectful_functions
+
+
+def triton_kernel(index: int) -> str:
+    """The name of the function of a Triton kernel that is called in a graph, by its index there."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return _kernel_name(kernel_side_table.get_kernel(index))
+
+
+def _kernel_name(kernel: Any) -> str:
+    while hasattr(kernel, "fn"):  # an autotuned kernel holds a compiled one, which holds the function
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def operator_names() -> set[str]:
+    """All operators that are registered in this process, `namespace::name`, Triton kernels of graphs among them."""
+    import torch
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+    from torch._ops import _higher_order_ops
+
+    named = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    kernels = {f"triton::{_kernel_name(kernel)}" for kernel in kernel_side_table.id_to_kernel.values()}
+    return named | kernels | {f"higher_order::{name}" for name in _higher_order_ops}
 
 
 def same_contents(left: Any, right: Any) -> bool:
@@ -339,6 +371,14 @@ def mode_options(mode: str) -> dict[str, Any]:
     return dict(list_mode_options(mode))
 
 
+def autocast_state(devices: Iterable[str]) -> str:
+    """Whether autocast is on for each kind of device, and to what it casts, as text."""
+    import torch
+
+    found = ((d, torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in sorted(set(devices)))
+    return repr((*found, torch.is_autocast_cache_enabled()))
+
+
 def config_fingerprint() -> bytes:
     """A hash of Inductor's and functorch's configuration as it stands."""
     import torch._functorch.config as functorch_config
@@ -355,7 +395,13 @@ def through_dynamo(error: Exception) -> Exception:
     if isinstance(error, ShortenTraceback):
         return error
     message = str(error)  # Dynamo appends advice on its own debugging to an exception's arguments
-    body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__str__": lambda self: message}
+    body = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__str__": lambda self: message,
+        # A class made here cannot be found again by its name: what is pickled is the error as it was raised.
+        "__reduce__": lambda self: error.__reduce__(),
+    }
     through = type(kind.__name__, (kind, ShortenTraceback), body)
     copy = through.__new__(through)
     copy.args = error.args
@@ -457,27 +503,31 @@ def tangents_are_given_away() -> bool:
 def only_tracing() -> Iterator[None]:
     """Dynamo traces anew, and remembers no sizes.
 
-    It falls back to eager neither when a backend raises nor when a function was compiled often before.
+    It falls back to eager neither when a backend raises nor when a function was compiled often before. Compilations
+    of other threads wait until it is over.
     """
     import copy
 
     import torch._dynamo.config as config
     import torch._dynamo.pgo as pgo
+    from torch._dynamo.convert_frame import compile_lock
     from torch.utils._python_dispatch import _disable_current_modes
 
-    # Sizes that differ from those remembered become dynamic; they are written down with the setting off, too.
-    sizes = copy.deepcopy(pgo._CODE_STATE)
     settings = {
         "automatic_dynamic_shapes": False,
         "suppress_errors": False,
         "recompile_limit": 2**30,
         "accumulated_recompile_limit": 2**30,
     }
-    try:
-        with config.patch(settings), _disable_current_modes():
-            yield
-    finally:
-        pgo._CODE_STATE = sizes
+    # Settings and sizes are those of the process: while this lasts, no other thread compiles.
+    with compile_lock:
+        # Sizes that differ from those remembered become dynamic; they are written down with the setting off, too.
+        sizes = copy.deepcopy(pgo._CODE_STATE)
+        try:
+            with config.patch(settings), _disable_current_modes():
+                yield
+        finally:
+            pgo._CODE_STATE = sizes
 
 
 def uncompiled(fn: Any) -> Any:
@@ -629,3 +679,37 @@ def lowering_settings(transfers: bool) -> contextlib.AbstractContextManager[None
     if transfers:
         settings["reorder_for_peak_memory"] = False
     return inductor_config.patch(settings)
+
+
+def profiling() -> bool:
+    """Whether a profiler of torch runs on this thread: a process has one, and a second would end it."""
+    from torch._C._autograd import _profiler_enabled
+
+    return bool(_profiler_enabled())
+
+
+def allocations(call: Any) -> tuple[Any, list[int]]:
+    """What `call()` returns, and the bytes of each allocation (positive) and free (negative) on the CPU meanwhile.
+
+    By the older of torch's two profilers: it starts in microseconds, and says nothing of it on the terminal. Only what
+    this thread allocates counts. None may run when this is called.
+    """
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+
+    # inputs' shapes, memory, stacks, flops, modules
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+    try:
+        result = call()
+    finally:
+        threads = _disable_profiler_legacy()
+    return result, [
+        int(event.cpu_memory_usage()) for thread in threads for event in thread if event.kind() == "memory_alloc"
+    ]
+
+
+def falls_back(target: Any) -> bool:
+    """Whether Inductor leaves an operator to its own kernel, on the CPU: it has no lowering, or one that calls it."""
+    from torch._inductor import lowering
+
+    return target in lowering.fallbacks or target not in lowering.lowerings

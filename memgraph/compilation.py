@@ -1,297 +1,151 @@
-"""One compilation: plan, lower, read the truth, and plan again where it breaks the budget.
+"""One compilation: by a plan that keeps the budget, or, where there can be none, as Inductor has it.
 
-attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate -> at most the bound?
-          yes: done.  no: margin grows by what was missed.  last attempt: the lowest peak there is, or BudgetError.
+evaluation                       -> Inductor, nothing is planned
+training                         -> attempts.py: plan, lower, read the truth, plan again
+    the budget cannot be kept    -> BudgetError: the user must know
+    anything else goes wrong     -> Inductor, with a PlanWarning and a note in the report; `strict` raises instead
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-import hashlib
+import logging
 import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from memgraph import compat, runtime
-from memgraph.errors import BudgetError
-from memgraph.hardware import load
-from memgraph.logits import before_autograd
-from memgraph.lowered import inputs_of
+from memgraph import compat, errors, passes
+from memgraph.attempts import Attempts
+from memgraph.errors import BudgetError, GraphError, MemgraphError, OffloadError, OptionsError, PlanWarning
+from memgraph.facts import scratch
+from memgraph.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.measure import allocated_bytes
-from memgraph.options import Options, parse_options
-from memgraph.ordering import KeepOrder
-from memgraph.outcome import Lowering, build_report, read_step
-from memgraph.partitioner import Partitioner, source_fingerprint
+from memgraph.options import Options
+from memgraph.outcome import without_plan
+from memgraph.pins import warn_of_unmatched
 from memgraph.planner.plan import Refusal, Timeline
-from memgraph.planning import SPARE, Bound
 from memgraph.progress import Progress
 from memgraph.report import Report, record
+from memgraph.sizes import format_size
 from memgraph.store import Store
-from memgraph.tiers import settings, tiers
 from memgraph.wrapper import NotReadable
 
-ATTEMPTS = 4
-# Added to the smallest budget that an error names: the baseline of the next compilation may hold a few small tensors
-# more (Dynamo keeps the random generator's state, 5,056 bytes, while a traceback of a failed compilation lives).
-SLACK = 64 * 1024
-# What "auto" leaves free: fragmentation, and what libraries allocate for themselves.
-AUTO_MARGIN = 0.05
+# A run must not go on without what they speak of.
+LOUD = (OptionsError, BudgetError, OffloadError)
+
+_logger = logging.getLogger(__name__)
 
 
 class Compilation:
-    """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it."""
+    """Compiles one Dynamo graph for `options`; `run` returns what Dynamo calls instead of it.
 
-    def __init__(self, gm: Any, inputs: Any, options: Options) -> None:
-        self.gm, self.inputs, self.options = gm, inputs, options
-        self.notes: tuple[str, ...] = ()
-        self.refusals: tuple[Refusal, ...] = ()
-        if self._trains():  # an evaluation gets its logits
-            self.gm, self.notes, self.refusals = before_autograd(gm, inputs, options.tile)
-        self.device = _device(inputs)
-        self.hardware = load(self.device)
-        self.progress = Progress(options.progress)
-        self.name = " ".join(part for part in (compat.compiled_function_name(), compat.compile_id()) if part)
-        self.baseline = allocated_bytes(self.device)
-        self.budget = self._budget()
-        self.store = Store()
-        self.unplanned: int | None = None  # what plain Inductor allocates above the baseline, where that was asked for
-        self.tiers = tiers(options, self.hardware, device=self.device)
+    attempts: what plans a graph that is trained.
+    """
+
+    def __init__(self, gm: Any, inputs: Any, options: Options, attempts: Callable[[Job], Attempts] = Attempts) -> None:
+        name = " ".join(part for part in (compat.compiled_function_name(), compat.compile_id()) if part)
+        self.job = Job(gm, inputs, options, _device(inputs), Progress(options.progress), name)
+        self.options, self.attempts = options, attempts
 
     def run(self) -> Any:
-        """The compiled callable.  Raises BudgetError, VerifyError."""
+        """The compiled callable.
+
+        Raises BudgetError, OffloadError, and what plain Inductor raises for the graph; with `strict` also whatever
+        stands in the way of a plan, VerifyError for one.
+        """
         if not self._trains():
-            return self._lower(None, Lowering(), cache=True)
-        bound = self._bound()
-        if bound.fraction is not None:
-            bound = self._share_of_unplanned(bound)
-        key = self._key(bound, self.options)
-        known = self._known(key)
+            return lower(self.job, None, cache=self.options.cache)[0]
+        # Before the attempts: where the user has warnings raised, that is no fault of a plan.
+        warn_of_unmatched(self.job.gm, self.options.rules, self.job.name)
         start = time.perf_counter()
-        if known is not None:
-            bound = dataclasses.replace(bound, margin=known[0], last=known[1])
-        for attempt in range(1, ATTEMPTS + 1):
-            last = bound.last or attempt == ATTEMPTS
-            bound = dataclasses.replace(bound, last=last)
-            partitioner = Partitioner(self.options, self.hardware, bound, self.progress, self.name, self.tiers)
-            lowering = Lowering()
-            compiled = self._lower(partitioner, lowering, cache=self.options.cache)
-            if not partitioner.planned:
-                if known is not None:  # everything came from the caches: the report did too
-                    report = dataclasses.replace(known[2], cached=True)
-                    record(report)
-                    return self._with_room(compiled, report)
-                compiled = self._lower(partitioner, lowering, cache=False)
-                if not partitioner.planned:
-                    return compiled  # nothing was differentiated
-            planned = partitioner.planned[-1]
-            report, above = self._report(key, partitioner, lowering, attempt, time.perf_counter() - start)
-            if planned.bound is None or above <= planned.bound:
-                record(report)
-                if self.options.cache:
-                    self.store.put(key, {"margin": bound.margin, "last": last, "report": report.to_json()})
-                return self._with_room(compiled, report)
-            if last:
-                break
-            if planned.plan.peak > planned.bound - bound.margin:
-                break  # the planner knows nothing smaller
-            # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
-            target = planned.plan.peak - (above - planned.bound)
-            margin = planned.bound - int(target / (1 - SPARE))
-            bound = dataclasses.replace(bound, margin=max(margin, bound.margin + 1))
-        minimum = self.baseline + bound.reserve + above + SLACK
-        raise BudgetError(
-            minimum=minimum,
-            binding=planned.binding(),
-            budget=self.baseline + bound.reserve + planned.bound,
-            refusals=((refusal.what, refusal.reason) for refusal in report.refusals),
-            unused=self.options.unused,
-        )
-
-    def _share_of_unplanned(self, bound: Bound) -> Bound:
-        """A fraction as bytes: of what the same graph allocates when plain Inductor lowers it.
-
-        That costs a compilation, once for a graph. Where its wrapper cannot be read, the fraction is one of the sweep.
-        """
-        plain = parse_options(
-            {
-                "budget": None,
-                "retain_graph": self.options.retain_graph,
-                "inductor": self.options.inductor,
-                "mode": self.options.mode,
-                "verify": self.options.verify,
-            }
-        )
-        key = self._key(Bound(), plain)
-        kept = self.store.get(key) if self.options.cache else None
-        if isinstance(kept, dict) and isinstance(kept.get("unplanned"), int):
-            self.unplanned = kept["unplanned"]
-        else:
-            name = f"{self.name}, unplanned"
-            partitioner = Partitioner(plain, self.hardware, Bound(), self.progress, name)
-            for cache in (self.options.cache, False):  # a warm cache answers without the partitioner
-                lowering = Lowering()
-                self._lower(partitioner, lowering, cache=cache)
-                if partitioner.planned:
-                    break
-            if not partitioner.planned:
-                return bound  # nothing was differentiated
-            try:
-                self.unplanned = read_step(partitioner, lowering, self.device.type).peak
-            except NotReadable:
-                return bound
-            if self.options.cache:
-                self.store.put(key, {"unplanned": self.unplanned})
-        return Bound(bytes=int(bound.fraction * self.unplanned), reserve=bound.reserve, unplanned=self.unplanned)
-
-    def _known(self, key: str) -> tuple[int, bool, Report] | None:
-        """Margin, last and report of the attempt that was accepted before for this key, where all of that is kept."""
-        kept = self.store.get(key) if self.options.cache else None
         try:
-            return None if kept is None else (int(kept["margin"]), bool(kept["last"]), Report.from_json(kept["report"]))
-        except (KeyError, TypeError, ValueError):
-            return None  # written by another version, or damaged: as good as none
+            return self.attempts(self.job).run()
+        except (*LOUD, PlanWarning):  # a warning too, where the user has warnings raised
+            raise
+        except Exception as error:
+            if self.options.strict:
+                raise
+            _logger.debug("%s is compiled without a plan", self.job.name, exc_info=True)
+            problem = error
+        # Out of the handler: where Inductor cannot compile the graph either, its error is the user's, with no other
+        # error behind it.
+        return self._without_plan(problem, start)
 
-    def _lower(self, partitioner: Partitioner | None, lowering: Lowering, *, cache: bool) -> Any:
-        patches = dict(compat.mode_options(self.options.mode)) if self.options.mode else {}
-        patches |= self.options.inductor
-        if partitioner is not None:
-            patches["custom_partitioner_fn"] = partitioner
-            order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid())
-            patches["_pre_fusion_custom_pass"] = order
-        if not cache:
-            patches["force_disable_caches"] = True
-        stock = compat.inner_compile()
+    def _without_plan(self, problem: Exception, start: float) -> Any:
+        """The graph as Inductor has it.  Raises what Inductor raises."""
+        job, reason = self.job, _reason(problem)
+        baseline = allocated_bytes(job.device)
+        compiled, graphs = lower(job, None, cache=self.options.cache)
+        budget = self.options.budget if isinstance(self.options.budget, int) else None
+        with scratch.looking_up(scratch.for_compilation(budget, baseline, self.options.cache)) as kernels:
+            timeline, report = self._timeline(graphs), None
+        if timeline is not None:
+            known = {"graph": job.name, "device": str(job.device), "refusals": (Refusal("plan", reason),)}
+            stages = (*job.progress.stages, ("all", time.perf_counter() - start))
+            report = without_plan(
+                self.options, timeline, baseline=baseline, key="", stages=stages, notes=kernels.notes, **known
+            )
+        if report is not None:
+            record(report)
+        promises = self._promises(report)
+        if promises or report is None or not isinstance(problem, GraphError):
+            more = "; ".join(promises)
+            warnings.warn(
+                f"{self.job.name} is compiled as Inductor has it, without a plan: {reason.rstrip('.')}."
+                + (f" Not promised now: {more}." if more else "")
+                + " (Option 'strict': True raises the error instead.)",
+                PlanWarning,
+                stacklevel=2,
+            )
+        return compiled
 
-        def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-            phase = "backward" if kwargs.get("is_backward") else "forward"
-            given = inputs_of(gm)
-            if self.options.retain_graph:
-                compat.donate_nothing()
-            configured = contextlib.nullcontext()
-            if partitioner is not None and _is_ours(partitioner, phase == "backward"):
-                configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
-            compat.lower_transfers()
-            compat.lower_shards()
-            with configured, self.progress.stage(f"Inductor {phase}", graph=self.name):
-                lowered = stock(gm, inputs, **kwargs)
-            lowering.wrappers.append((phase, given, getattr(lowered, "source_code", None)))
-            return lowered
+    def _timeline(self, graphs: list[Graph]) -> Timeline | None:
+        """What the graph allocates without a plan, or None where that is not known."""
+        job, options, store = self.job, self.options, Store()
+        try:
+            key = key_of(job, options.inductor_json, f"{options.mode} {options.retain_graph} without a plan")
+            if not graphs:  # all of it came from a warm cache
+                if (kept := store.get(key)) is not None:
+                    return Timeline.from_rows(kept["events"])
+                graphs = lower(job, None, cache=False)[1]
+            found = read_step(graphs, job.device.type, retained=options.retain_graph)
+            if options.cache:
+                store.put(key, {"events": found.rows()})
+            return found
+        except NotReadable:
+            return None
+        except Exception:  # what kept the graph from being planned may be here
+            _logger.warning("the peak of %s is not known", job.name, exc_info=True)
+            return None
 
-        retain = self.options.retain_graph
-        return compat.compile_graph(compat.copy_graph(self.gm), self.inputs, inner, patches, retain_graph=retain)
-
-    def _with_room(self, compiled: Any, report: Report) -> Any:
-        """The compiled callable, with the tiers' room for one step taken before it first runs, until it is dropped.
-
-        Raises OffloadError where a tier has less room than it said.
-        """
-        told = settings(self.options, self.tiers)
-        taken = []
-        for tier in self.tiers.tiers:
-            size = sum(tier.room(decision.bytes) for decision in report.decisions if decision.tier == tier.name)
-            if size:
-                host, nvme = (size, 0) if tier.name == "host" else (0, size)
-                taken.append(runtime.prepare(self.device, told[tier.name], host, nvme))
-        return holding(compiled, taken) if taken else compiled
+    def _promises(self, report: Report | None) -> list[str]:
+        """What the options ask for and a graph without a plan does not promise."""
+        options, found = self.options, []
+        if options.budget is not None:
+            peak = "its peak is not known" if report is None else f"it reaches {format_size(report.predicted_peak)}"
+            found.append(f"the budget of {options.budget!r} ({peak}, baseline included)")
+        found += [f"option {name!r}" for name in ("rules", "offload", "tile") if getattr(options, name)]
+        return found
 
     def _trains(self) -> bool:
-        tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
-        tensors += [*self.gm.parameters(), *self.gm.buffers()]
+        tensors = [t for t in self.job.inputs if isinstance(t, torch.Tensor)]
+        tensors += [*self.job.gm.parameters(), *self.job.gm.buffers()]
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
-    def _budget(self) -> int | None:
-        """The budget in bytes, baseline included; None for a fraction (known once the graph is) or no bound."""
-        budget = self.options.budget
-        if budget != "auto":
-            return budget if isinstance(budget, int) else None
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            usable = free + torch.cuda.memory_reserved(self.device)
-        else:
-            total = self.hardware.capacity
-            usable = compat.free_memory() + self.baseline
-        # Rounded, so that the caches are not asked for another configuration whenever a neighbour breathes.
-        step = max(1, total // 64)
-        return int(usable * (1 - AUTO_MARGIN)) // step * step
 
-    def _bound(self) -> Bound:
-        reserve = self.options.held_back
-        if isinstance(self.options.budget, float):
-            return Bound(fraction=self.options.budget, reserve=reserve)
-        return Bound(None if self.budget is None else self.budget - self.baseline, None, reserve)
-
-    def _key(self, bound: Bound, options: Options) -> str:
-        """The name of this graph under this configuration, for the plan store."""
-        digest = hashlib.sha256()
-        for part in (
-            compat.graph_text(self.gm, self.inputs),
-            options.key(),
-            repr(bound),
-            self.hardware.to_json(),
-            source_fingerprint(),
-            torch.__version__,
-            str(torch.is_autocast_enabled()),
-            repr(self.tiers),
-        ):
-            digest.update(part.encode() + b"\0")
-        digest.update(compat.config_fingerprint())
-        return digest.hexdigest()
-
-    def _report(
-        self, key: str, partitioner: Partitioner, lowering: Lowering, attempts: int, seconds: float
-    ) -> tuple[Report, int]:
-        """The report of one attempt, and the peak above the baseline as lowered."""
-        planned = partitioner.planned[-1]
-        notes = [*self.notes, *self.tiers.notes]
-        try:
-            truth: Timeline | None = read_step(partitioner, lowering, self.device.type)
-        except NotReadable as problem:
-            truth = None
-            notes.append(f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}")
-        if len(partitioner.planned) > 1:
-            notes.append(f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph")
-        if self.device.type == "cpu":
-            notes.append("the baseline counts the tensors that Python can see; the CPU has no allocator statistics")
-        report = build_report(
-            planned,
-            self.options,
-            truth,
-            key=key,
-            graph=self.name,
-            device=str(self.device),
-            baseline=self.baseline,
-            budget=self.budget,
-            stages=(*self.progress.stages, ("all", seconds)),
-            notes=tuple(notes),
-            attempts=attempts,
-            unplanned=self.unplanned,
-            refusals=self.refusals,
-        )
-        return report, report.predicted_peak - self.baseline
-
-
-def _is_ours(partitioner: Partitioner, backward: bool) -> bool:
-    """Whether the plan orders a graph: a planned backward, a forward that values are copied out of, any with tiles."""
-    plan = partitioner.planned[-1].plan
-    if any(decision.action == "tile" for decision in plan.decisions):
-        return True
-    return not plan.stock and (backward or bool(plan.transfers))
-
-
-def holding(compiled: Any, kept: list[Any]) -> Any:
-    """The same callable, which keeps some objects alive for as long as it lives itself."""
-
-    @functools.wraps(compiled)
-    def call(*args: Any) -> Any:
-        return compiled(*args)
-
-    call._kept = kept
-    if getattr(compiled, "_boxed_call", False):
-        call._boxed_call = True
-    return call
+def _reason(problem: Exception) -> str:
+    """Why there is no plan, for a user: what the graph has, or where memgraph is at fault."""
+    if isinstance(problem, MemgraphError) and not isinstance(problem, AssertionError):
+        return str(problem)
+    frames = traceback.extract_tb(problem.__traceback__)
+    folders = [Path(module.__file__).parent for module in (errors, passes)]
+    ours = [frame for frame in frames if any(Path(frame.filename).is_relative_to(folder) for folder in folders)]
+    place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+    return f"a fault of memgraph, please report it: {type(problem).__name__}{place}: {str(problem)[:2000]}"
 
 
 def _device(inputs: Any) -> torch.device:

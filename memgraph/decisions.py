@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+
+from memgraph import compat
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 from memgraph.options import Options
+from memgraph.pins import matched
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
 from memgraph.planner.solve import Planner
+from memgraph.planner.transfers import Tier
+from memgraph.sizes import format_size
 
 
 def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tuple[Decision, ...] = ()) -> Plan:
@@ -47,6 +54,7 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
     saved, ours = set(chosen.schedule.saved), set(facts.backward)
     moves = {move.value: move for move in chosen.moves}
     stock_again = stock.schedule.recomputed
+    held_somewhere = _written(chosen)
     times: dict[int, int] = {}
     for i, _ in chosen.schedule.backward_steps:
         times[i] = times.get(i, 0) + 1
@@ -74,7 +82,14 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
                 why = "dropped for the budget"
             if times[i] > 1:
                 why += f", once for each of {times[i]} regions"
-            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why)
+            fused = i not in held_somewhere and value.storage not in held_somewhere
+            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why, fused=fused)
+
+
+def _written(chosen: Candidate) -> set[int]:
+    """Values that get a buffer, in the forward or in the backward, by the sweep."""
+    sides = ((chosen.schedule.forward, chosen.forward), (chosen.schedule.backward, chosen.backward))
+    return {program.values[slot] for program, swept in sides for slot in swept.births}
 
 
 def refusals(facts: JointFacts, plan: Plan, options: Options):
@@ -83,17 +98,48 @@ def refusals(facts: JointFacts, plan: Plan, options: Options):
         if value.pin and value.pin[0] == "recompute" and value.name in saved and value.kind != "primal":
             reason = value.fixed or "the recomputation of another value starts from it"
             yield Refusal(f"recompute {value.name} ({value.pin[1]})", f"it {reason}" if value.fixed else reason)
+    yield from _unknown(options.repeatable)
     for pattern, action in options.rules:
         if action.startswith("tile"):  # those are about regions: tiling.py
             continue
         if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
             reason = "no module path of this graph matches the pattern"
+            if any(matched(value.module, pattern) for value in facts.values):
+                reason = "an earlier rule or a checkpoint policy has what it names, or nothing of it may be pinned"
             if action.startswith("offload:"):
                 reason = "no value that is saved comes from a module that matches the pattern"
             yield Refusal(f"rule {pattern!r}: {action!r}", reason)
 
 
+def full_tiers(planner: Planner, chosen: Candidate, missed: bool) -> tuple[tuple[Tier, int], ...]:
+    """Tiers whose room was in the way, with the bytes that all values that may go there need.
+
+    missed: the plan is larger than its bound.
+    """
+    if planner.offloader is None or (chosen.stock and not missed):  # nothing had to leave
+        return ()
+    return tuple(planner.offloader.without_room(chosen, missed))
+
+
+def full_refusal(tier: Tier, need: int) -> Refusal:
+    """What the report says of a tier whose room was in the way."""
+    text = f"the values that may go there need {format_size(need)}, and there is room for {tier.capacity} bytes"
+    return Refusal(f"offload to {tier.name}", f"{text}: {tier.why}" if tier.why else text)
+
+
+def _unknown(repeatable: tuple[str, ...]):
+    """Declared operators that there are none of: registered later than this graph, or misspelled."""
+    names = compat.operator_names() if repeatable else set()
+    for pattern in repeatable:
+        if not fnmatch.filter(names, pattern):
+            others = sorted(name for name in names if not name.startswith(("aten::", "prims::")))
+            near = difflib.get_close_matches(pattern, others, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            yield Refusal(f"option 'repeatable': {pattern!r}", f"no operator of that name is registered{hint}")
+
+
 def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
+    """What of offload was not done, besides what found no room."""
     if planner.offloader is None:
         return
     for tier in tiers.tiers:

@@ -120,7 +120,7 @@ def calibrate(folder: str | Path, device: torch.device | str = "cpu", gds: Opene
     device = exact(device)
     tier = NvmeTier(str(folder), device, gds=gds)
     size = _VALUES * room(_EACH, device)
-    tier.reserve(size)
+    reserved = tier.reserve(size, owner="a measurement of the disk")
     try:
         write, read = _rates(tier, Settings())
         staged = Disk(write, read, direct=bool(tier.direct))
@@ -134,7 +134,7 @@ def calibrate(folder: str | Path, device: torch.device | str = "cpu", gds: Opene
             return dataclasses.replace(staged, refusal=error.reason)
         return dataclasses.replace(staged, gpudirect_write=write, gpudirect_read=read, refusal="")
     finally:
-        tier.release(size)
+        tier.release(reserved)
 
 
 def _rates(tier: NvmeTier, settings: Settings) -> tuple[float, float]:

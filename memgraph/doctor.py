@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-OLDEST, NEWEST = (2, 11), (2, 13)  # torch that memgraph is tested with
+OLDEST, NEWEST = (2, 11), (2, 15)  # torch that memgraph is tested with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +71,7 @@ def _devices() -> Iterator[Check]:
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     for device in ("cpu", *names):
         figures = hardware.load(device)
-        known = hardware.built_in(figures.name if device != "cpu" else "cpu")
-        measured = figures != dataclasses.replace(known, name=figures.name, capacity=figures.capacity)
-        origin = "measured figures" if measured else "built-in figures (`memgraph calibrate` measures)"
+        origin = "measured figures" if figures.measured else "built-in figures (`memgraph calibrate` measures)"
         yield Check(device, f"{figures.name}, {format_size(figures.capacity)}; {origin}")
     if not names:
         built = "a torch with CUDA, but no GPU" if torch.backends.cuda.is_built() else "a torch without CUDA"

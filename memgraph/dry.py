@@ -22,19 +22,19 @@ from typing import Any
 import torch
 
 from memgraph import compat
-from memgraph.compilation import AUTO_MARGIN
-from memgraph.errors import BudgetError, GraphError, MemgraphError, OptionsError
-from memgraph.hardware import Hardware, built_in, load
+from memgraph.attempts import AUTO_MARGIN
+from memgraph.errors import GraphError, MemgraphError, OptionsError
+from memgraph.facts import scratch
+from memgraph.hardware import Hardware, load, named
 from memgraph.logits import before_autograd
 from memgraph.options import Options, parse_options
-from memgraph.outcome import build_report
+from memgraph.outcome import budget_error, build_report
 from memgraph.partitioner import Partitioner
-from memgraph.planning import Bound
+from memgraph.pins import warn_of_unmatched
+from memgraph.planning import Bound, Planned
 from memgraph.progress import Progress
 from memgraph.report import Report
 from memgraph.tiers import tiers
-
-_GENERIC_CUDA = built_in("cuda").name
 
 
 class _Captured(MemgraphError):
@@ -78,26 +78,21 @@ def plan(
     report = capture.report
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
-        raise BudgetError(
-            minimum=minimum,
-            binding=report.binding,
-            budget=report.budget,
-            refusals=((refusal.what, refusal.reason) for refusal in report.refusals),
-            unused=capture.options.unused,
+        raise budget_error(
+            report, capture.planned, capture.options, minimum=minimum, budget=report.budget, estimated=True
         )
     return report
 
 
 def _figures(hardware: Hardware | str | None) -> Hardware | None:
-    if not isinstance(hardware, str):
-        return hardware
-    figures = built_in(hardware)
-    if figures.name == _GENERIC_CUDA and hardware not in ("cuda", _GENERIC_CUDA):
-        raise OptionsError(
-            f"no figures are built in for hardware {hardware!r}; allowed: the name of an H200, H100, A100 or "
-            'RTX 4090, "cuda" and "cpu" for a generic one, or a memgraph.hardware.Hardware'
-        )
-    return figures
+    return named(hardware) if isinstance(hardware, str) else hardware
+
+
+def _known(device: torch.device | str) -> torch.device:
+    with contextlib.suppress(RuntimeError):  # torch's, for a name that is no device's
+        if torch.device(device).type in ("cuda", "cpu"):
+            return torch.device(device)
+    raise OptionsError(f"device {str(device)!r} cannot be planned for; allowed: cuda, cpu, None")
 
 
 class _Capture:
@@ -105,13 +100,12 @@ class _Capture:
 
     def __init__(self, fn: Any, options: Options, hardware: Hardware | None, device: torch.device | str | None) -> None:
         self.fn, self.options, self.hardware = fn, options, hardware
-        self.device = torch.device(device) if device is not None else None
-        if self.device is None and hardware is not None:
-            self.device = torch.device(hardware.device)
-        if self.device is not None and self.device.type not in ("cuda", "cpu"):
-            raise OptionsError(f"device {str(device)!r} cannot be planned for; allowed: cuda, cpu, None")
+        if device is None and hardware is not None:
+            device = hardware.device
+        self.device = None if device is None else _known(device)
         self.notes: list[str] = []
         self.report: Report | None = None
+        self.planned: Planned | None = None
 
     def run(self, gm: Any, inputs: Sequence[Any]) -> None:
         """Plan the graph; always raises."""
@@ -123,6 +117,8 @@ class _Capture:
                 "there is nothing to plan: the first graph of this function has no input or parameter that "
                 "requires a gradient"
             )
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        warn_of_unmatched(gm, self.options.rules, name)
         gm, notes, refusals = before_autograd(gm, inputs, self.options.tile)
         self.notes += notes
         if reason := compat.graph_break_reason(gm):
@@ -145,17 +141,18 @@ class _Capture:
             hardware,
             self._bound(hardware, baseline),
             progress := Progress(self.options.progress),
-            name := getattr(self.fn, "__qualname__", type(self.fn).__name__),
+            name,
             found,
         )
         patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
         mode = compat.mode_options(self.options.mode) if self.options.mode else {}
-        with contextlib.suppress(_Captured):
+        kernels = scratch.for_dry_run(self.options.cache)
+        with contextlib.suppress(_Captured), scratch.looking_up(kernels):
             patches = mode | self.options.inductor | patches
             compat.compile_graph(gm, inputs, _stop, patches, retain_graph=self.options.retain_graph)
         if not partitioner.planned:
             raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
-        planned = partitioner.planned[-1]
+        self.planned = planned = partitioner.planned[-1]
         if len(partitioner.planned) > 1:
             self.notes.append(
                 f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph"
@@ -171,8 +168,13 @@ class _Capture:
             baseline=baseline,
             budget=None if bound is None else baseline + bound,
             stages=(*progress.stages, ("all", time.perf_counter() - start)),
-            notes=(f"planned with the figures of {hardware.name}; nothing was compiled or run", *self.notes),
+            notes=(
+                f"planned with the figures of {hardware.name}; nothing was compiled or run",
+                *self.notes,
+                *kernels.notes,
+            ),
             attempts=1,
+            calibrated=hardware.measured,
             refusals=refusals,
         )
         raise compat.through_dynamo(_Captured())

@@ -17,6 +17,10 @@ class OptionsError(MemgraphError, ValueError):
     """An option that memgraph does not know, or a value that it does not take."""
 
 
+class PlanWarning(UserWarning):
+    """A graph runs as Inductor has it, since it could not be planned: what the options ask for is not promised."""
+
+
 class GraphError(MemgraphError, ValueError):
     """A graph that memgraph cannot plan, though nothing is wrong with it."""
 
@@ -61,6 +65,31 @@ class Binding:
     source: str = ""
 
 
+@dataclass(frozen=True)
+class FullTier:
+    """A tier that lacks the room for values that would have gone there.
+
+    Attributes:
+        tier: "host" or "nvme".
+        room: bytes that it has for this graph.
+        need: bytes that all values that may go there take.
+        path: the scratch folder, `""` for the host tier.
+        why: what its room is, to read.
+    """
+
+    tier: str
+    room: int
+    need: int
+    path: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        place = f" in {self.path}" if self.path else ""
+        text = f"The tier {self.tier!r}{place} has room for {_exact(self.room)} only"
+        text += f", and the values that may go there need {_format(self.need)}"
+        return f"{text}: {self.why}." if self.why else f"{text}."
+
+
 class BudgetError(MemgraphError, RuntimeError):
     """The budget cannot be reached; raised before the first step runs.
 
@@ -70,6 +99,10 @@ class BudgetError(MemgraphError, RuntimeError):
         budget: the budget that was asked for, in bytes, where it is known.
         refusals: what was asked for and not done, as (what, reason).
         unused: the options by which less memory might do, and which are off.
+        baseline: bytes of the minimum that are allocated when the step starts, where they are known.
+        reserve: bytes of the minimum that are held back by the options.
+        full: tiers that lack the room for values that would have gone there.
+        estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
     """
 
     def __init__(
@@ -80,16 +113,20 @@ class BudgetError(MemgraphError, RuntimeError):
         budget: int | None = None,
         refusals: Iterable[tuple[str, str]] = (),
         unused: Iterable[str] = (),
+        baseline: int | None = None,
+        reserve: int = 0,
+        full: Iterable[FullTier] = (),
+        estimated: bool = False,
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
         self.budget = budget
-        self.refusals, self.unused = tuple(refusals), tuple(unused)
+        self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
+        self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
         super().__init__(self._message())
 
     def _message(self) -> str:
-        asked = "the budget" if self.budget is None else f"the budget of {_exact(self.budget)}"
-        lines = [f"{asked} cannot be reached; the smallest that can is {_exact(self.minimum)}."]
+        lines = [*self._sums(), *map(str, self.full)]
         if self.binding:
             lines.append("Live at its peak:")
         for tensor in self.binding[:_SHOWN]:
@@ -106,9 +143,27 @@ class BudgetError(MemgraphError, RuntimeError):
             lines.append(f"Options that are off and may lower it: {', '.join(self.unused)}.")
         return "\n".join(lines)
 
+    def _sums(self) -> Iterable[str]:
+        """The budget that was asked for, the smallest one, and what that consists of."""
+        asked = "the budget" if self.budget is None else f"the budget of {_exact(self.budget)}"
+        why = ""
+        if self.budget is not None and self.reserve >= self.budget:
+            why = f": {_exact(self.reserve)} are held back by option 'reserve' (and 'offload.window') alone"
+        elif self.budget is not None and self.baseline is not None and self.baseline + self.reserve >= self.budget:
+            why = ": so much is allocated or held back before the step starts"
+        about = "about " if self.estimated else ""
+        yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
+        if self.estimated:
+            yield "That is an estimate: nothing was compiled, and compiling may add a few percent."
+        if self.baseline is not None:
+            step = self.minimum - self.baseline - self.reserve
+            held = f", {_format(self.reserve)} are held back (the reserve)" if self.reserve else ""
+            start = f"{_format(self.baseline)} are allocated when the step starts (the baseline)"
+            yield f"Of these {start}{held}, {_format(step)} are what the step needs."
+
     def __reduce__(self):
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
-        names = ("minimum", "binding", "budget", "refusals", "unused")
+        names = ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full", "estimated")
         return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__
 
 

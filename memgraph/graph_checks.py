@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -188,6 +189,21 @@ def compare_draws(old: Sequence[Event], new: Sequence[tuple[str, Event]]) -> lis
             breaches.append(f"a random op is {what} in the {where}: {describe(event.node)}")
     lost = [event.node for event in old if event.number not in done]
     return breaches + [f"a random op is not drawn any more: {describe(node)}" for node in lost]
+
+
+def compare_calls(old: Sequence[Event], new: Sequence[tuple[str, Event]], again: Collection[Hashable]) -> list[str]:
+    """What may run only once runs no more often than before, but where the user's own checkpoint repeats it.
+
+    Equal calls count as one: Inductor merges them.
+    """
+    left = Counter(event.call for event in old)
+    breaches = []
+    for where, event in new:
+        left[event.call] -= 1
+        if left[event.call] < 0 and event.call not in again:
+            told = "is not declared repeatable, and runs"
+            breaches.append(f"{event.what} {told} once more than before in the {where}: {describe(event.node)}")
+    return breaches
 
 
 def compare_effects(

@@ -7,6 +7,7 @@ Planning reads these figures and never measures: `calibrate` does that when a us
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memgraph.cache import cache_folder, keep
+from memgraph.errors import OptionsError
 
 if TYPE_CHECKING:
     from memgraph.runtime.value import Value
@@ -39,7 +41,7 @@ class Hardware:
         and written bytes both counted. transcendental_rate: elements/s of exp over a large float32 tensor
         (tanh and erf are taken to be alike). kernel_overhead: seconds that a kernel costs however little it
         does. capacity: bytes of memory. link_out, link_in: bytes/s from the device to the runtime's host pool and
-        back (on the CPU: of a copy in memory).
+        back (on the CPU: of a copy in memory). measured: by `calibrate`, on the device itself.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Hardware:
     capacity: int
     link_out: float = 10e9  # what figures that were kept before links were measured are taken to mean
     link_in: float = 10e9
+    measured: bool = False
 
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
@@ -66,6 +69,7 @@ class Hardware:
         """Return the figures that `to_json` wrote. Raises ValueError where `text` is anything else."""
         try:
             fields = json.loads(text)
+            fields.setdefault("measured", True)  # what was kept before there was the field was measured
             hardware = cls(**fields | {"flops": tuple((str(k), float(v)) for k, v in fields["flops"].items())})
             figures = (
                 *dict(hardware.flops).values(),
@@ -76,7 +80,8 @@ class Hardware:
                 hardware.link_out,
                 hardware.link_in,
             )
-            if "float32" in dict(hardware.flops) and all(0 < figure < float("inf") for figure in figures):
+            whole = "float32" in dict(hardware.flops) and isinstance(hardware.measured, bool)
+            if whole and all(0 < figure < float("inf") for figure in figures):
                 return hardware
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the figures of a device: {error}") from error
@@ -121,7 +126,40 @@ def built_in(name: str) -> Hardware:
     """
     if name == "cpu":
         return _GENERIC["cpu"]
-    return next((known for known in _BUILT_IN if known.name.lower() in name.lower()), _GENERIC["cuda"])
+    words = _words(name)
+    return next((known for known in _BUILT_IN if _holds(words, _words(known.name))), _GENERIC["cuda"])
+
+
+def named(name: str) -> Hardware:
+    """Return the built-in figures that a user asks for by name.
+
+    Allowed are a name of the list ("H100"), a word of one where it says which ("4090"), a device's whole name that
+    bears one ("NVIDIA H100 80GB HBM3"), and "cuda" and "cpu" for the generic ones. Raises OptionsError for all else.
+    """
+    generic = {known.name.lower(): known for known in _GENERIC.values()} | _GENERIC
+    if (key := name.strip().lower()) in generic:
+        return generic[key]
+    words = _words(name)
+    found = [known for known in _BUILT_IN if _holds(words, _words(known.name))]
+    found = found or [known for known in _BUILT_IN if words and _holds(_words(known.name), words)]
+    if len(found) == 1:
+        return found[0]
+    names = [known.name for known in _BUILT_IN]
+    near = difflib.get_close_matches(key, [known.lower() for known in names], n=1)
+    meant = next((f" (did you mean {known!r}?)" for known in names if [known.lower()] == near), "")
+    raise OptionsError(
+        f"no figures are built in for hardware {name!r}{meant}; allowed: {', '.join(map(repr, names))}, "
+        '"cuda" and "cpu" for a generic one, or a memgraph.hardware.Hardware'
+    )
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _holds(words: tuple[str, ...], some: tuple[str, ...]) -> bool:
+    """Whether `some` stand in `words`, one behind the other."""
+    return any(words[n : n + len(some)] == some for n in range(len(words) - len(some) + 1))
 
 
 def load(device: Device) -> Hardware:
@@ -172,6 +210,7 @@ def calibrate(device: Device) -> Hardware:
         capacity=_capacity(device),
         link_out=link_out,
         link_in=link_in,
+        measured=True,
     )
 
 

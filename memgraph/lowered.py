@@ -24,10 +24,12 @@ __all__ = [
     "NotReadable",
     "Output",
     "inputs_of",
+    "output_names",
     "read_wrapper",
     "saved_by_name",
     "saved_inputs",
     "step_timeline",
+    "without_work",
 ]
 
 CUDA_BLOCK = 512  # the caching allocator's statistics count in blocks of this many bytes
@@ -161,21 +163,41 @@ def inputs_of(gm: fx.GraphModule, owned: bool | Collection[str] = False) -> tupl
             freed = owned if isinstance(owned, bool) else node.name in owned
             found.append(Input(node.name, nbytes, storage, *layout, owned=freed))
         else:
-            number = compat.size_hint(value) if isinstance(value, int | torch.SymInt) else None
+            number = compat.number_hint(value) if isinstance(value, int | torch.SymInt) else None
             found.append(Input(node.name, 0, node.name, value=number))
     return tuple(found)
 
 
-def saved_by_name(forward: fx.GraphModule, backward: fx.GraphModule) -> dict[int, int]:
-    """Which forward output each backward input is, by position; inputs without one are tangents.
+def output_names(gm: fx.GraphModule) -> tuple[str, ...]:
+    """The names of the values that a graph returns, by position; "" for what is none of its nodes."""
+    return tuple(getattr(value, "name", "") for value in gm.graph.output_node().args[0])
+
+
+def saved_by_name(outputs: Sequence[str], inputs: Sequence[Input]) -> dict[int, int]:
+    """Which output of a forward each input of its backward is, by position; inputs without one are tangents.
 
     The partitioner names a backward's placeholder after the forward's value. Of a value that is returned to
-    the user and saved as well, the last output is the saved one.
+    the user and saved as well, the last output is the saved one. States of generators have names of their own: they
+    stand last among the saved outputs, and before the tangents.
     """
-    (outputs,) = forward.graph.output_node().args[0:1]
-    positions = {getattr(node, "name", None): position for position, node in enumerate(outputs)}
-    placeholders = backward.graph.find_nodes(op="placeholder")
-    return {i: positions[node.name] for i, node in enumerate(placeholders) if node.name in positions}
+    positions = {name: position for position, name in enumerate(outputs) if name}
+    links = {i: positions[given.name] for i, given in enumerate(inputs) if given.name in positions}
+    saved = range(min(links.values(), default=len(outputs)), len(outputs))
+    states = [position for position in saved if position not in links.values()]
+    return links | dict(zip((i for i in range(len(inputs)) if i not in links), states, strict=False))
+
+
+def without_work(gm: fx.GraphModule) -> str | None:
+    """The wrapper of a graph that computes nothing: Inductor makes none, and runs the graph as it is.
+
+    None for any other graph.
+    """
+    if any(node.op not in ("placeholder", "output") for node in gm.graph.nodes):
+        return None
+    given = "".join(f"{node.name}, " for node in gm.graph.find_nodes(op="placeholder"))
+    returned = "".join(f"{getattr(value, 'name', value)}, " for value in gm.graph.output_node().args[0])
+    taken = f"    {given}= args\n" if given else ""
+    return f"def call(args):\n{taken}    args.clear()\n    return ({returned})\n"
 
 
 def saved_inputs(

@@ -4,6 +4,8 @@ What is more than a function of its arguments is told apart:
 
 - a random op also by which draw of its kind it is, counted over forward and backward together: a redraw
   gets a number that no other draw has, a replay of a saved generator state gets the number of its draw;
+- a call of an operator that may run only once, by how often the graphs call it: its value has the number of any
+  call of that kind, its runs are counted;
 - a read of a storage that an op wrote to, by that write: `primals_1` before and after `copy_(primals_1, x)`;
 - an effect by how often it happened.
 
@@ -24,6 +26,7 @@ from torch import fx
 from memgraph.value_numbers import (
     CALLED,
     EFFECT,
+    ONCE,
     PURE,
     RANDOM,
     SYMBOLIC,
@@ -41,12 +44,16 @@ RNG_WRAPPERS = {"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_w
 
 @dataclass(frozen=True)
 class Event:
-    """A draw or an effect: its number, its kind of call, the node that does it, the side it is bound to."""
+    """A draw, an effect, or a call of what may run only once: its number, its kind of call, the node that does it.
+
+    side: where an effect is bound to.  what: the operator that may run only once.
+    """
 
     number: int
     call: Hashable
     node: fx.Node
     side: str | None = None
+    what: str = ""
 
 
 @dataclass
@@ -56,6 +63,8 @@ class Run:
     table: Table
     draws: list[Event] = field(default_factory=list)
     effects: list[Event] = field(default_factory=list)
+    once: list[Event] = field(default_factory=list)
+    again: set[Hashable] = field(default_factory=set)  # calls that a checkpoint of the user's own asks to repeat
     writes: dict[int, int] = field(default_factory=dict)  # storage -> the newest write to it
     forward_writes: dict[int, int] = field(default_factory=dict)  # the same, of the forward's effects only
     seen: Counter[Hashable] = field(default_factory=Counter)
@@ -134,21 +143,30 @@ class Numbered:
             return self._transfer(node)
         schema = schema_of(target)
         arguments = self._read(node, schema)
-        kind = schema.kind
+        kind, once = table.kind_of(node)
         for operand in node.all_input_nodes:  # a body that the op runs in its own way, such as a score_mod
             if operand.op == "get_attr" and (of := table.body_kinds.get(self.numbers[operand], PURE)) != PURE:
-                kind = of
+                kind = of if kind in (PURE, ONCE) else kind
+                once = once or table.body_once.get(self.numbers[operand], "")
         if kind == RANDOM:
             return self._draw(node, target, node.args, node.kwargs, arguments)
         if kind == EFFECT:
             return self._effect(node, schema, arguments)
         number = table.number(target, *arguments)
+        if once:
+            self._count(node, number, (target, arguments), once)
         for place, word in schema.views:
             base = node.args[place] if place < len(node.args) else node.kwargs.get(word)
             if isinstance(base, fx.Node):
                 table.set_root(number, self.numbers[base])
                 self.storages[node] = self.storages[base]
         return number
+
+    def _count(self, node: fx.Node, number: int, call: Hashable, what: str) -> None:
+        caller = self._caller or node
+        self.run.once.append(Event(number, call, caller, what=what))
+        if getattr(caller.meta.get("recompute"), "name", "") in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
+            self.run.again.add(call)
 
     def _read(self, node: fx.Node, schema: Schema) -> tuple[Hashable, Hashable]:
         """The arguments as they are now; what is only viewed is not read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -82,6 +83,17 @@ def _limit(value: object) -> int | None:
     return None if value is None else parse_size(value)
 
 
+def _margin(value: object) -> int | float | None:
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if 0 <= value < 1:  # false for NaN, too
+            return value
+    elif isinstance(value, (str, int)) and not isinstance(value, bool):
+        return parse_size(value, allow_zero=True)
+    raise ValueError(f"allowed: {SIZES}; a share of the file system from 0.0 on and below 1.0 (float); None")
+
+
 def _gpudirect(value: object) -> bool | str:
     if value == "auto" or isinstance(value, bool):
         return value
@@ -123,6 +135,22 @@ def _rules(value: object) -> tuple[tuple[str, str], ...]:
         rule = f"the action {action!r} of {pattern!r}"
         raise ValueError(f"{rule} is not known{_nearest(action, ACTIONS_LISTED)}; allowed: {_listed(ACTIONS_LISTED)}")
     return tuple(value.items())
+
+
+def _repeatable(value: object) -> tuple[str, ...]:
+    """Patterns of operators.  Whether there are such operators is known only when a graph is planned."""
+    example = '["mylib::rmsnorm", "mylib::*", "triton::my_kernel"]'
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"allowed: a list of operators, such as {example}")
+    for name in value:
+        if not isinstance(name, str) or not re.fullmatch(r"\w+::[\w*?]+", name):
+            raise ValueError(f"{name!r} is no operator's name, `namespace::name`; allowed: {example}")
+        namespace = name.partition("::")[0]
+        communicates = "c10d" in namespace or namespace in ("symm_mem", "_dtensor")
+        if communicates or namespace in ("aten", "prims"):
+            why = "communicate" if communicates else "are known to memgraph"
+            raise ValueError(f"{name!r}: the operators of {namespace!r} {why}; allowed: those of others")
+    return tuple(dict.fromkeys(value))
 
 
 def _inductor(value: object) -> str:
@@ -176,6 +204,10 @@ class ScratchOptions(BaseModel):
     limit: Annotated[int | None, PlainValidator(_limit)] = None
     """The most bytes that the scratch file may take; None for what the disk has."""
 
+    margin: Annotated[int | float | None, PlainValidator(_margin)] = None
+    """What stays free on the disk for others: bytes, or a share of the file system (float); None for 5 % of it, but at
+    most 1 GiB. Checked whenever the scratch file grows; what others take later is theirs."""
+
     gpudirect: Annotated[bool | Literal["auto"], PlainValidator(_gpudirect)] = "auto"
     """Between a GPU and the file past the memory of the host: `"auto"` where it was measured to be faster, True or not
     at all, False never."""
@@ -190,7 +222,7 @@ class OffloadOptions(BaseModel):
     """Host memory: at most so many bytes, True for what the machine has free, False (or None) for none."""
 
     nvme: Annotated[ScratchOptions | None, BeforeValidator(_nvme)] = None
-    """A scratch file: a folder, or a dict of its path, a limit in bytes and `gpudirect`; None for none."""
+    """A scratch file: a folder, or a dict of its path, a limit in bytes, a margin and `gpudirect`; None for none."""
 
     min_bytes: Annotated[int, PlainValidator(_reserve)] = 1 << 20
     """Smaller values stay on the device unless a rule says otherwise."""
@@ -250,6 +282,11 @@ class Options(BaseModel):
     rules: Annotated[tuple[tuple[str, str], ...], PlainValidator(_rules)] = ()
     """What the planner may not change: (module path pattern, action), in the order given."""
 
+    repeatable: Annotated[tuple[str, ...], PlainValidator(_repeatable)] = ()
+    """Operators of others that do nothing but compute the same again from the same arguments, by name or pattern
+    (`"mylib::rmsnorm"`, `"mylib::*"`, `"triton::my_kernel"`): they may be recomputed. One that draws, counts, logs or
+    communicates must not be among them; one that is not is never run again."""
+
     verify: StrictBool = True
     """Check the graph after every pass."""
 
@@ -268,6 +305,9 @@ class Options(BaseModel):
 
     cache: StrictBool = True
     """Keep plans, and use those kept before."""
+
+    strict: StrictBool = False
+    """Raise where a graph cannot be planned, instead of compiling it as Inductor has it, with a PlanWarning."""
 
     @model_validator(mode="after")
     def _tiers_of_rules(self) -> Options:
@@ -308,7 +348,7 @@ class Options(BaseModel):
 
     def key(self) -> str:
         """Return, for cache keys, a canonical JSON text of all that can change a compiled graph."""
-        return json.dumps(self.model_dump(exclude={"progress"}), sort_keys=True, separators=(",", ":"))
+        return json.dumps(self.model_dump(exclude={"progress", "strict"}), sort_keys=True, separators=(",", ":"))
 
 
 def parse_options(options: Mapping[str, Any] | None) -> Options:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from memgraph import compat
+from memgraph.facts import scratch
 from memgraph.hardware import Hardware
-from memgraph.lowered import saved_by_name
 from memgraph.options import Options
 from memgraph.planner.offload import Tiers
 from memgraph.planning import NO_TIERS, Bound, Planned, plan_partition
@@ -57,7 +57,6 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         self.options, self.hardware, self.bound, self.tiers = options, hardware, bound, tiers
         self.progress, self.name = progress, name
         self.planned: list[Planned] = []
-        self.links: list[dict[int, int]] = []  # backward input -> forward output, by position
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         with self.progress.stage("planning", graph=self.name):
@@ -65,7 +64,6 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
                 gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, **kwargs
             )
         self.planned.append(planned)
-        self.links.append(saved_by_name(forward, backward))
         return forward, backward
 
     def uuid(self) -> str:
@@ -74,10 +72,10 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
             self.options.key(),
             self.hardware.to_json(),
             json.dumps(dataclasses.asdict(self.bound), sort_keys=True),
-            json.dumps(dataclasses.asdict(self.tiers), sort_keys=True),
+            repr(self.tiers),
             str(_world_size()),
             source_fingerprint(),
-            torch.__version__,
+            scratch.fingerprint(),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
+import re
+import warnings
 
 import torch
 from torch import fx
@@ -33,24 +36,29 @@ def protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
     return pins
 
 
-def apply_rules(joint: fx.GraphModule, rules: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, str]]:
+def apply_rules(
+    joint: fx.GraphModule, rules: tuple[tuple[str, str], ...], repeatable: tuple[str, ...] = ()
+) -> dict[str, tuple[str, str]]:
     """Tag what the rules pin, as a checkpoint policy of the user's own would; that one wins where both speak.
 
-    Each module that a rule matches is a checkpointed region of its own: what enters it is held.
+    Each module that a rule matches is a checkpointed region of its own: what enters it is held. What must not run twice
+    gets no tag: a module's path says nothing about the operators in it. repeatable: those that the user has declared.
     """
     pins: dict[str, tuple[str, str]] = {}
     regions: dict[str, int] = {}
     for node in joint.graph.nodes:
         path = module_path(node.meta.get("nn_module_stack"))
-        if node.op != "call_function" or not path or "recompute" in node.meta or twice_is_wrong(node):
+        if node.op != "call_function" or not path or "recompute" in node.meta:
             continue
         found = rule_of(path, rules)
         if found is None or found[1].startswith(("offload:", "tile")):  # about what is saved, about regions
             continue
         pattern, action, instance = found
+        pins[node.name] = (action, f"rule {pattern!r}")
+        if twice_is_wrong(node, repeatable):
+            continue
         node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
         node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
-        pins[node.name] = (action, f"rule {pattern!r}")
     return pins
 
 
@@ -66,10 +74,38 @@ def send_away(facts: JointFacts, rules: tuple[tuple[str, str], ...]) -> JointFac
 
 def rule_of(path: str, rules: tuple[tuple[str, str], ...]) -> tuple[str, str, str] | None:
     """The first rule that a module path, or one of its parents, matches: pattern, action, what matched."""
-    parts = path.split(".")
     for pattern, action in rules:
-        prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
-        instance = next((prefix for prefix in prefixes if fnmatch.fnmatchcase(prefix, pattern)), None)
-        if instance is not None:
+        if (instance := matched(path, pattern)) is not None:
             return pattern, action, instance
     return None
+
+
+def matched(path: str, pattern: str) -> str | None:
+    """The module path, or the outermost of its parents, that the pattern matches; None where it matches none."""
+    return next((prefix for prefix in _parents(path) if fnmatch.fnmatchcase(prefix, pattern)), None)
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def warn_of_unmatched(gm: fx.GraphModule, rules: tuple[tuple[str, str], ...], graph: str) -> None:
+    """Warn of each rule whose pattern matches no module of a graph as Dynamo made it.
+
+    A warning and not an error: where Dynamo makes several graphs of a function, a rule may be about another one.
+    """
+    if not rules:
+        return
+    graphs = [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    nodes = [node for module in graphs for node in module.graph.nodes]
+    paths = dict.fromkeys(path for node in nodes if (path := module_path(node.meta.get("nn_module_stack"))))
+    known = dict.fromkeys(parent for path in paths for parent in _parents(path))
+    for pattern, action in rules:
+        if any(fnmatch.fnmatchcase(path, pattern) for path in known):
+            continue
+        spelt = [re.sub(r"\b\d+\b", "*", path) for path in known] if "*" in pattern else list(known)
+        near = difflib.get_close_matches(pattern, spelt, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else "" if known else ": the graph has no modules"
+        where = graph or "this graph"
+        warnings.warn(f"memgraph: the rule {pattern!r}: {action!r} matches no module of {where}{hint}", stacklevel=2)

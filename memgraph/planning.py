@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from memgraph import compat
-from memgraph.decisions import make_plan, offload_refusals, refusals, timeline
+from memgraph.decisions import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
 from memgraph.errors import Binding
 from memgraph.facts.fusion import price_fusion
 from memgraph.facts.joint import JointFacts, read_joint
@@ -27,6 +27,7 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.plan import Decision, Plan, Refusal, Timeline
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, first, more
+from memgraph.planner.transfers import Tier
 from memgraph.tiers import settings
 from memgraph.tiling import Tiling
 from memgraph.verify import snapshot, verify_graph, verify_partition
@@ -67,7 +68,7 @@ class Planned:
     """A joint graph after planning.  bound: bytes above the baseline that was asked for, before the margin.
 
     facts, chosen, stock: of the graph as it was planned, tiles in it.  unplanned, unplanned_seconds: a step of the
-    graph without tiles, as Inductor splits it.
+    graph without tiles, as Inductor splits it.  full: tiers whose room was in the way, with the bytes that were needed.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class Planned:
     unplanned: Timeline
     unplanned_seconds: float
     seconds: float
+    full: tuple[tuple[Tier, int], ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -129,7 +131,7 @@ class _Partition:
     def variant(self, joint: fx.GraphModule, tiles: tuple[Decision, ...], shards: Shards) -> _Variant:
         """Facts of a joint graph, which is rewritten in place as Inductor's own partitioner does."""
         before = snapshot(joint) if self.options.verify else None
-        pins = protect(joint) | apply_rules(joint, self.options.rules)
+        pins = protect(joint) | apply_rules(joint, self.options.rules, self.options.repeatable)
         forward, backward = compat.stock_partition(joint, self.joint_inputs, **self.stock_args)
         facts = read_joint(
             joint,
@@ -140,6 +142,7 @@ class _Partition:
             pins=pins,
             granularity=512 if self.hardware.device == "cuda" else 1,
             retained=self.options.retain_graph,
+            repeatable=self.options.repeatable,
         )
         facts = send_away(price_fusion(facts, self.hardware), self.options.rules)
         planner = Planner(
@@ -192,7 +195,8 @@ class _Partition:
         """Rewrite: the forward and the backward of a choice.  Raises VerifyError where a rewrite is not legal."""
         plan = make_plan(variant.facts, chosen, variant.planner.stock, variant.tiles)
         joint, before, count = variant.joint, variant.before, self.num_fwd_outputs
-        check = functools.partial(verify_partition, before, num_fwd_outputs=count) if before else _unchecked
+        told = {"num_fwd_outputs": count, "repeatable": self.options.repeatable}
+        check = functools.partial(verify_partition, before, **told) if before else _unchecked
         if plan.stock:
             forward, backward = variant.split
             check(forward, backward, pass_name="Inductor's partition")
@@ -243,8 +247,11 @@ def plan_partition(
     wanted = bound.above_baseline(plain.planner.stock.peak)
     variant, chosen = work.choose(tiling, plain, wanted)
     forward, backward, plan = work.realise(variant, chosen)
+    missed = wanted is not None and chosen.peak > wanted - bound.margin
+    full = full_tiers(variant.planner, chosen, missed)
     refused = (
         *refusals(variant.facts, plan, options),
+        *(full_refusal(tier, need) for tier, need in full),
         *offload_refusals(variant.planner, chosen, tiers),
         *tiling.refusals,
     )
@@ -259,6 +266,7 @@ def plan_partition(
         timeline(plain.facts, plain.planner.stock),
         plain.seconds,
         variant.seconds + chosen.seconds,
+        full,
     )
     return forward, backward, planned
 

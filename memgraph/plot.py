@@ -1,212 +1,30 @@
-"""How a report is shown: laid out as text and tables, drawn as a picture, written as a trace."""
+"""How a report is drawn as a picture and written as a trace."""
 
 from __future__ import annotations
 
 import collections
 import json
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memgraph.errors import Binding
-from memgraph.planner.plan import Decision, Timeline
+from memgraph.planner.plan import Timeline
+from memgraph.report import size_of
 from memgraph.sizes import format_size
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+    from matplotlib.figure import Figure
 
     from memgraph.report import Report
 
-_TOP_MODULES = 24  # rows; what is left is summed up in one more
-_TOP_VALUES = 10  # kept, and as many dropped
-_TOP_BINDING = 5
-_VALUES = "value|>bytes|>times|module|source|why"
-
-
-def layout(report: Report) -> Group:
-    """The report as rich text and tables, the most asked for first."""
-    from rich.console import Group
-    from rich.text import Text
-
-    title = f"memgraph: {report.graph} on {report.device}" + (" (from a warm cache)" if report.cached else "")
-    parts: list[Any] = [Text(title), Text(report.summary, style="bold"), _table("", _head(report))]
-    moves = any(decision.tier for decision in report.decisions)
-    largest = sorted(report.binding, key=lambda tensor: -tensor.bytes)
-    for title, columns, rows in (
-        (
-            "Modules (sums over equal layers)",
-            f"module|>saved|>recomputed|{'>offloaded|' * moves}>in time|why",
-            (row if moves else (*row[:3], *row[4:]) for row in _module_rows(report.decisions)),
-        ),
-        ("Run in shards of their tokens", "module|>times|>shards|>longest value|why", _tile_rows(report.decisions)),
-        ("Largest values kept", _VALUES, _value_rows(report.decisions, "save")),
-        ("Largest values dropped", _VALUES, _value_rows(report.decisions, "recompute")),
-        ("Largest values offloaded", _VALUES, _value_rows(report.decisions, "offload")),
-        ("Live at the predicted peak", ">bytes|value|module|source", _binding_rows(largest)),
-        ("Refused", "what|why", ((refusal.what, refusal.reason) for refusal in report.refusals)),
-        ("Notes", "", ((note,) for note in report.notes)),
-        ("Compilation", "stage|>time", _stage_rows(report)),
-    ):
-        if rows := list(rows):
-            parts += [Text(f"\n{title}", style="bold"), _table(columns, rows)]
-    return Group(*parts)
-
-
-def _head(report: Report) -> Iterator[tuple[str, str]]:
-    asked = f"asked for: {report.requested}"
-    if report.reserve:
-        asked += f"; {format_size(report.reserve)} of it held back"
-    yield "budget", f"{'none' if report.budget is None else format_size(report.budget)} ({asked})"
-    yield "baseline", f"{format_size(report.baseline)} (allocated when the step starts)"
-    yield "unplanned peak", f"{format_size(report.unplanned_peak)} (Inductor's own partition)"
-    source = f"by the {report.source_of_peak}"
-    if report.budget is not None:
-        spare = report.budget - report.reserve - report.predicted_peak
-        source += f"; {format_size(abs(spare))} {'to spare' if spare >= 0 else 'OVER the budget'}"
-    yield "predicted peak", f"{format_size(report.predicted_peak)} ({source})"
-    for tier, name in (("host", "host memory"), ("nvme", "the disk")):
-        if moved := report.bytes_on(tier):
-            yield f"offloaded to {name}", f"{format_size(moved)} a step, out and back"
-    again = f"{_time(report.recompute_time)} of it recomputation"
-    if report.stall_time:
-        again += f", {_time(report.stall_time)} waiting for copies"
-    yield "step time", f"{_time(report.unplanned_time)} -> {_time(report.predicted_time)} ({again})"
-
-
-def _module_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
-    """One row for each set of equal layers, and one for each of its parts, in the order of the graph."""
-    layers: dict[tuple[str, str], list[tuple[str, Decision]]] = {}
-    for decision in decisions:
-        if decision.action == "tile":
-            continue
-        stem, number, rest = _split(decision.module)
-        layers.setdefault((stem, number), []).append((rest, decision))
-    groups: dict[Any, tuple[list[str], list[tuple[str, Decision]]]] = {}
-    for (stem, number), members in layers.items():
-        alike = tuple(sorted((rest, d.action, d.bytes, d.why) for rest, d in members))
-        numbers, all_members = groups.setdefault((stem, alike), ([], []))
-        numbers.append(number)
-        all_members += members
-    for (stem, _), (numbers, members) in list(groups.items())[:_TOP_MODULES]:
-        label = _join(stem, numbers) or "(no module)"
-        yield _module_row(label + (f"  x{len(numbers)}" if len(numbers) > 1 else ""), members)
-        parts: dict[str, list[tuple[str, Decision]]] = {}
-        for rest, decision in members:
-            parts.setdefault(rest.split(".")[1] if rest else "", []).append((rest, decision))
-        if len(parts) > 1:
-            yield from (_module_row(f"  .{part}" if part else "  itself", some) for part, some in parts.items())
-    if left := list(groups.values())[_TOP_MODULES:]:
-        yield _module_row(f"{len(left)} more", [member for _, members in left for member in members])
-
-
-def _module_row(label: str, members: list[tuple[str, Decision]]) -> tuple[str, ...]:
-    total, whys = collections.Counter[str](), collections.Counter[str]()
-    for _, decision in members:
-        total[decision.action] += decision.bytes
-        whys[decision.why] += decision.bytes
-    seconds = sum(decision.seconds for _, decision in members)
-    why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
-    sizes = [format_size(total[action]) if total[action] else "-" for action in ("save", "recompute", "offload")]
-    return label, *sizes, _time(seconds) if seconds else "-", why
-
-
-def _tile_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
-    """The regions that run in shards; equal ones are one row."""
-    alike: dict[Any, list[Decision]] = {}
-    for d in decisions:
-        if d.action == "tile":
-            stem, _, rest = _split(d.module)
-            alike.setdefault((stem, rest, d.shards, d.bytes, d.why), []).append(d)
-    for (stem, rest, shards, size, why), same in alike.items():
-        module = _join(stem, [_split(d.module)[1] for d in same]) + rest
-        yield module or "(no module)", f"x{len(same)}", str(shards), format_size(size), why
-
-
-def _value_rows(decisions: Iterable[Decision], action: str) -> Iterator[tuple[str, ...]]:
-    """The largest values with this action, largest sum first; a value that every layer has is one row."""
-    alike: dict[Any, list[Decision]] = {}
-    for d in decisions:
-        stem, _, rest = _split(d.module)
-        if d.action == action:
-            why = f"{d.tier}: {d.why}" if d.tier else d.why
-            alike.setdefault((d.bytes, stem, rest, d.source, why), []).append(d)
-    for (*_, why), same in sorted(alike.items(), key=lambda item: -len(item[1]) * item[0][0])[:_TOP_VALUES]:
-        first, (stem, _, rest) = same[0], _split(same[0].module)
-        module = _join(stem, [_split(d.module)[1] for d in same]) + rest
-        times, source = f"x{len(same)}", os.path.basename(first.source)
-        yield first.name, format_size(first.bytes), times, module, source, why
-
-
-def _binding_rows(largest: list[Binding]) -> Iterator[tuple[str, ...]]:
-    for tensor in largest[:_TOP_BINDING]:
-        yield format_size(tensor.bytes), tensor.name, tensor.module, os.path.basename(tensor.source)
-    if rest := largest[_TOP_BINDING:]:
-        yield format_size(sum(tensor.bytes for tensor in rest)), f"{len(rest)} more", "", ""
-
-
-def _stage_rows(report: Report) -> Iterator[tuple[str, str]]:
-    stages: dict[str, list[float]] = {}
-    for name, seconds in report.stages:
-        stages.setdefault(name, []).append(seconds)
-    for name, times in stages.items():
-        yield name + (f"  x{len(times)}" if len(times) > 1 else ""), _time(sum(times))
-    if report.attempts > 1:
-        yield "attempts", str(report.attempts)
-    yield from report.versions
-
-
-def _split(module: str) -> tuple[str, str, str]:
-    """`model.layers.3.mlp` -> (`model.layers`, `3`, `.mlp`); a path without a number is all stem."""
-    from memgraph.facts.regions import element_of  # brings torch along, which reading JSON does not need
-
-    element = element_of(module)
-    if not element:
-        return module, "", ""
-    stem, _, number = element.rpartition(".")
-    return stem, number, module[len(element) :]
-
-
-def _join(stem: str, numbers: Iterable[str]) -> str:
-    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`."""
-    runs: list[list[int]] = []
-    for number in sorted({int(number) for number in numbers if number}):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    listed = ",".join(str(low) if low == high else f"{low}..{high}" for low, high in runs)
-    return ".".join(part for part in (stem, listed) if part)
-
-
-def _time(seconds: float) -> str:
-    if seconds == 0 or abs(seconds) >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.1f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
-def _table(columns: str, rows: Iterable[tuple[str, ...]]) -> Table:
-    """`columns` names them, one `|` between two; `>` aligns to the right; no names, no header."""
-    from rich.box import Box
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = list(rows)
-    names = columns.split("|") if columns else [""] * len(rows[0])
-    # A rule under the header and nothing else, in ASCII: a report is also printed where there is no UTF-8.
-    box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-    table = Table(box=box, show_header=bool(columns), show_edge=False, collapse_padding=True)
-    for name in names:
-        right, whole = name.startswith(">"), name == "source" or name.startswith(">")
-        table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
-    return table
-
 
 def plot(report: Report, path: str | os.PathLike[str]) -> None:
-    """Draw allocated memory over one step, unplanned and planned, into `path`: PNG, or what its suffix says.
+    """Draw allocated memory over one step into `path`: PNG, or what its suffix says."""
+    draw(report).savefig(path)
+
+
+def draw(report: Report) -> Figure:
+    """A picture of allocated memory over one step, unplanned and planned.
 
     The two timelines differ in the number of their events, so each is stretched: its forward over the left
     half of the axis, its backward over the right half.
@@ -217,13 +35,13 @@ def plot(report: Report, path: str | os.PathLike[str]) -> None:
     unit, scale = ("GiB", 1024**3) if max(tops) >= 1024**3 else ("MiB", 1024**2)
     figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for timeline, peak, name, colour in (
-        (report.unplanned_timeline, report.unplanned_peak, "unplanned", "#9aa0a6"),
-        (report.timeline, report.predicted_peak, "planned", "#1a73e8"),
+    for timeline, peak, source, name, colour in (
+        (report.unplanned_timeline, report.unplanned_peak, report.source_of_unplanned_peak, "unplanned", "#9aa0a6"),
+        (report.timeline, report.predicted_peak, report.source_of_peak, "planned", "#1a73e8"),
     ):
         xs, sums = _stretched(timeline)
         ys = [(report.baseline + above) / scale for above in sums]
-        label = f"{name}, peak {format_size(peak)}"
+        label = f"{name}, peak {size_of(peak, source)}"
         axes.plot(xs, ys, drawstyle="steps-post", color=colour, linewidth=1.4, label=label)
         axes.fill_between(xs, ys, report.baseline / scale, step="post", color=colour, alpha=0.15, linewidth=0)
         top = ys.index(max(ys))
@@ -249,7 +67,7 @@ def plot(report: Report, path: str | os.PathLike[str]) -> None:
     # A `$` in a name would start a formula.
     axes.set_title(f"memgraph: {report.graph} on {report.device}", loc="left", parse_math=False)
     figure.legend(loc="outside right upper", frameon=False)
-    figure.savefig(path)
+    return figure
 
 
 def _stretched(timeline: Timeline) -> tuple[list[float], list[int]]:

@@ -1,7 +1,7 @@
 """What was planned for one graph, why, and what it is predicted to cost: as text, as JSON, as a picture.
 
-`str(report)` is plain text at a fixed width, for logs; `rich.print(report)` fits it to the terminal, with
-its titles in bold. How a report is laid out and drawn stands in plot.py.
+`str(report)` is plain text for logs, as wide as it takes to break no word; `rich.print(report)` fits it to the
+terminal, with its titles in bold. How a report is laid out stands in layout.py, how it is drawn in plot.py.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import io
 import json
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memgraph.errors import Binding
-from memgraph.planner.plan import Decision, Event, Refusal, Timeline
+from memgraph.planner.plan import Decision, Refusal, Timeline
 from memgraph.sizes import format_size
 
 if TYPE_CHECKING:  # rich is imported where it is used: a process that prints no report need not load it
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, Group
 
-WIDTH = 110  # columns of str(report)
+WIDTH = 110  # columns of str(report), unless a name of the model needs more
+WRAPPER, SWEEP = "inductor wrapper", "graph sweep"  # where a peak is from: the second is an estimate
 KEPT_REPORTS = 256  # a process that compiles for days must not grow without bound
 
 
@@ -32,14 +34,17 @@ class Report:
     Attributes:
         key: name of the graph under its configuration, in the plan store.
         graph: what a user calls it, such as `"loss_fn [0]"`.  device: such as `"cuda:0"`.
-        requested: the budget as the user wrote it.
+        requested: the budget that was asked for: bytes, a share, `"auto"` or `"None"`.
         budget: bytes that the step may reach, baseline included; None for no bound.
         reserve: bytes of the budget that are held back.
         baseline: bytes allocated when the step starts.
         unplanned_peak: bytes that Inductor's own partition reaches, baseline included.
         predicted_peak: bytes that this plan reaches, baseline included.
         source_of_peak: `"inductor wrapper"` (read from the generated code) or `"graph sweep"` (an estimate).
+        source_of_unplanned_peak: the same of `unplanned_peak`. It is read where the graph was lowered as plain Inductor
+            has it: for a budget that is a share, and where the plan changes nothing.
         predicted_time, unplanned_time: seconds of one step with this plan, and with Inductor's own partition.
+        calibrated: whether these seconds are by rates that were measured on the machine, and not by built-in ones.
         recompute_time: seconds of a step spent on recomputation beyond Inductor's own.
         stall_time: seconds of a step spent waiting for copies to other tiers and back.
         decisions: what happens to each forward value that the backward reads, in the order of the graph.
@@ -77,6 +82,8 @@ class Report:
     attempts: int = 1
     cached: bool = False
     stall_time: float = 0.0
+    source_of_unplanned_peak: str = SWEEP
+    calibrated: bool = False
 
     def bytes_on(self, tier: str) -> int:
         """Bytes of one step's values on a tier, "host" or "nvme": written once a step there, and read once."""
@@ -96,10 +103,16 @@ class Report:
     def summary(self) -> str:
         """The answer to the first question of a reader: how much memory does it save, and at what price?"""
         peak, saved, above = self.unplanned_peak, self.saved, self.unplanned_peak - self.baseline
-        verb, words = ("saves", "of") if saved >= 0 else ("needs", "more than")
-        text = f"{verb} {format_size(abs(saved)) if saved else 'nothing'} {words} a peak of {format_size(peak)}"
-        if saved and peak > 0 and above > 0:
-            text += f" = {_percent(abs(saved) / peak)} (above the baseline: {_percent(abs(saved) / above)})"
+        about = "about " if self.source_of_unplanned_peak == SWEEP else ""
+        if saved < 0 and about:  # an estimate that is too low shows no need for more memory
+            text = f"{size_of(self.predicted_peak, self.source_of_peak)}, where plain Inductor is estimated at "
+            text = f"peaks at {text}{format_size(peak)}"
+        else:
+            verb, words = (f"saves {about if saved else ''}", "of") if saved >= 0 else ("needs ", "more than")
+            text = f"{verb}{format_size(abs(saved)) if saved else 'nothing'} {words} a peak of {about}"
+            text += format_size(peak)
+            if saved and peak > 0 and above > 0:
+                text += f" = {_percent(abs(saved) / peak)} (above the baseline: {_percent(abs(saved) / above)})"
         if self.slowdown is None:
             return f"{text}; slow-down unknown"
         kind = "slow-down" if self.slowdown >= 0 else "speed-up"
@@ -111,7 +124,7 @@ class Report:
         for name in ("decisions", "refusals", "binding"):
             data[name] = [vars(item) for item in data[name]]
         for name in ("timeline", "unplanned_timeline"):
-            data[name] = [(event.phase, event.name, event.bytes) for event in data[name].events]
+            data[name] = data[name].rows()
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -122,7 +135,7 @@ class Report:
             for name, kind in (("decisions", Decision), ("refusals", Refusal), ("binding", Binding)):
                 data[name] = tuple(kind(**item) for item in data[name])
             for name in ("timeline", "unplanned_timeline"):
-                data[name] = Timeline(tuple(Event(*row) for row in data[name]))
+                data[name] = Timeline.from_rows(data[name])
             for name in ("stages", "versions"):
                 data[name] = tuple((key, value) for key, value in data[name])
             return cls(**data | {"notes": tuple(data["notes"])})
@@ -148,16 +161,23 @@ class Report:
     def __str__(self) -> str:
         from rich.console import Console
 
-        text = io.StringIO()
+        from memgraph.layout import needed_width
+
+        text, width = io.StringIO(), max(WIDTH, needed_width(self))
         # What rich would find out about its surroundings is fixed: the same text in a log as in a notebook.
-        console = Console(file=text, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+        console = Console(file=text, width=width, color_system=None, force_terminal=False, force_jupyter=False)
         console.print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
 
-    def __rich__(self) -> Group:
-        from memgraph.plot import layout
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
+        from memgraph.layout import layout
 
-        return layout(self)
+        yield layout(self, options.max_width)
+
+
+def size_of(size: int, source: str) -> str:
+    """A size as text, marked where its source is an estimate."""
+    return f"{'about ' if source == SWEEP else ''}{format_size(size)}"
 
 
 def _percent(fraction: float) -> str:

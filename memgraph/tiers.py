@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import shutil
+import os
+import stat
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -12,12 +15,18 @@ from memgraph.errors import OffloadError
 from memgraph.hardware import Hardware
 from memgraph.options import OffloadOptions, Options
 from memgraph.planner.offload import Tiers
+from memgraph.planner.plan import Plan
 from memgraph.planner.transfers import Tier
 from memgraph.runtime.gpudirect import ON_CPU
 from memgraph.runtime.slots import PAGE
+from memgraph.runtime.space import Space, describe
+from memgraph.sizes import format_size
 
-# What `True` leaves of the free host memory, and no limit of the free disk: others need some too.
+# What `True` leaves of the free host memory: others need some too.
 LEFT = 0.1
+# What others in this process left of a limit is rounded down to this share of it: their plans may differ by a little
+# from run to run, and the caches of this one should not answer anew for that.
+STEP = 1 / 64
 
 
 def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch.device | str | None = None) -> Tiers:
@@ -30,25 +39,91 @@ def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch
     wanted = options.offload
     if wanted is None:
         return Tiers()
+    device = torch.device(device or hardware.device)
     found, notes = [], ()
     if wanted.host:
-        room = None if wanted.host is True else wanted.host
-        if room is None and here:
-            room = _rounded(compat.free_memory())
-        # The CPU's own memory is where the values are already: only a rule sends them there.
-        only_rules = torch.device(hardware.device).type == "cpu"
-        found.append(Tier("host", hardware.link_out, hardware.link_in, room, only_rules, PAGE))
+        found.append(_host(wanted, hardware, device, here))
     if wanted.nvme is not None:
-        gpudirect, note = way(wanted, device or hardware.device, here)
-        notes = (note,) * bool(note)
-        room = wanted.nvme.limit
         if here:
-            free = _rounded(_free_disk(wanted.nvme.path))
-            room = free if room is None else room  # more than is free is refused when it is reserved
-        extra = runtime.room(1, "nvme", hardware.device) - PAGE
-        rates = disk.load(wanted.nvme.path).rates(gpudirect)
-        found.append(Tier("nvme", *rates, room, page=PAGE, extra=extra, gpudirect=gpudirect))
+            _check_folder(wanted.nvme.path)
+        gpudirect, note = way(wanted, device, here)
+        notes = (note,) * bool(note)
+        found.append(_nvme(wanted, hardware, device, here, gpudirect))
     return Tiers(tuple(found), wanted.min_bytes, notes)
+
+
+def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here: bool) -> Tier:
+    taken = runtime.taken("host", device) if here else runtime.Taken()
+    capacity = limit = None
+    why = ""
+    if wanted.host is not True:
+        limit = wanted.host
+        capacity, why = _left(limit, taken)
+    elif here:
+        ranks = ranks_here()
+        capacity = _rounded(int(compat.free_memory() * (1 - LEFT)) // ranks + taken.spare)
+        limit = capacity + taken.reserved
+        why = f"memory that the machine has free{_shared(ranks)}{_besides(taken)}"
+    # The CPU's own memory is where the values are already: only a rule sends them there.
+    only_rules = torch.device(hardware.device).type == "cpu"
+    return Tier("host", hardware.link_out, hardware.link_in, capacity, only_rules, PAGE, limit=limit, why=why)
+
+
+def _nvme(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here: bool, gpudirect: bool) -> Tier:
+    folder, limit = wanted.nvme.path, wanted.nvme.limit
+    taken = runtime.taken("nvme", device, folder) if here else runtime.Taken()
+    capacity, why = (None, "") if limit is None else _left(limit, taken)
+    if here:
+        disk_room, text = _disk_room(folder, wanted.nvme.margin, taken)
+        if capacity is None or disk_room < capacity:
+            capacity, why = disk_room, text
+    extra = runtime.room(1, "nvme", hardware.device) - PAGE
+    rates = disk.load(folder).rates(gpudirect)
+    return Tier("nvme", *rates, capacity, page=PAGE, extra=extra, gpudirect=gpudirect, limit=limit, why=why)
+
+
+def _left(limit: int, taken: runtime.Taken) -> tuple[int, str]:
+    """What reservations in this process leave of a limit, and why, to read."""
+    text = f"its limit is {format_size(limit)}"
+    if not taken.reserved:
+        return limit, text
+    step = max(1, int(limit * STEP))
+    return max(0, limit - taken.reserved) // step * step, text + _besides(taken)
+
+
+def _disk_room(folder: str, margin: float | None, taken: runtime.Taken) -> tuple[int, str]:
+    """What one process may take of the disk beside what is reserved, and why, to read."""
+    try:
+        space = Space.of(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    kept, ranks = space.margin(margin), ranks_here()
+    room = max(0, space.free - kept) // ranks
+    text = f"the file system of {folder} has {describe(space.free, kept)}{_shared(ranks)}{_besides(taken)}"
+    return _rounded(room + taken.spare), text
+
+
+def _shared(ranks: int) -> str:
+    return f", shared by {ranks} processes" if ranks > 1 else ""
+
+
+def _besides(taken: runtime.Taken) -> str:
+    return f"; reserved in this process: {taken}" if taken.reserved else ""
+
+
+def ranks_here() -> int:
+    """Ranks of this job that share this machine, its memory and its disk.
+
+    As the launcher says (LOCAL_WORLD_SIZE). Where it says nothing: all ranks, but no more than the machine has GPUs.
+    """
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    world = distributed.get_world_size()
+    return min(world, torch.cuda.device_count() or world)
 
 
 def way(wanted: OffloadOptions, device: torch.device | str, here: bool = True) -> tuple[bool, str]:
@@ -90,24 +165,62 @@ def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
         common |= {"window": options.offload.window, "graph": graph}
     text = {}
     for tier in found.tiers:
-        own = {"cap": tier.capacity} if tier.name == "host" else {"folder": options.offload.nvme.path}
+        own = {"cap": tier.limit} if tier.name == "host" else {"folder": options.offload.nvme.path}
         if tier.name == "nvme":
-            own["limit"] = options.offload.nvme.limit
+            own |= {"limit": tier.limit, "margin": options.offload.nvme.margin}
             if tier.gpudirect:
                 own["gpudirect"] = True
         text[tier.name] = json.dumps(common | own, sort_keys=True)
     return text
 
 
-def _free_disk(folder: str) -> int:
+def room(plans: Iterable[Plan], found: Tiers) -> dict[str, int]:
+    """Bytes of each tier that one step of these plans takes, by the tier's name; only tiers that are used."""
+    needed: dict[str, int] = {}
+    for plan in plans:
+        for transfer in plan.transfers:
+            tier = found.named(transfer.tier)
+            needed[tier.name] = needed.get(tier.name, 0) + tier.room(transfer.bytes)
+    return needed
+
+
+def reserve(
+    needed: Mapping[str, int], options: Options, found: Tiers, device: torch.device | str, owner: str
+) -> list[runtime.Reservation]:
+    """Take the room that `room` says, on `device`, until what is returned is dropped.  owner: for others' messages.
+
+    Raises OffloadError where a tier has less room than it said; nothing stays reserved then.
+    """
+    told = settings(options, found)
+    taken: list[runtime.Reservation] = []
     try:
-        return shutil.disk_usage(folder).free
+        for name, size in needed.items():
+            sizes = {"host_bytes": size} if name == "host" else {"nvme_bytes": size}
+            taken.append(runtime.prepare(device, told[name], **sizes, owner=owner))
+    except BaseException:
+        for reservation in taken:
+            reservation.close()
+        raise
+    return taken
+
+
+def _check_folder(folder: str) -> None:
+    """Raise OffloadError where no scratch file can be made in `folder`, though no value may ever go there."""
+    try:
+        mode = os.stat(folder).st_mode
+        if not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no file can be written in it")
     except OSError as error:
-        raise OffloadError(f"the scratch folder cannot be used: {error.strerror}", tier="nvme", path=folder) from error
+        raise _unusable(folder, error) from error
 
 
-def _rounded(free: int) -> int:
+def _unusable(folder: str, error: OSError) -> OffloadError:
+    return OffloadError(f"the scratch folder cannot be used: {error.strerror}", tier="nvme", path=folder)
+
+
+def _rounded(room: int) -> int:
     """Rounded down to an eighth of its size, so that caches do not answer anew whenever a neighbour breathes."""
-    usable = int(free * (1 - LEFT))
-    step = 1 << max(0, usable.bit_length() - 4)
-    return usable // step * step
+    step = 1 << max(0, room.bit_length() - 4)
+    return room // step * step

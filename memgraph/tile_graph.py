@@ -207,15 +207,6 @@ def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: A
     return result
 
 
-def identity(module: fx.GraphModule) -> str:
-    """Equal for tiles that do the same: their code, their bodies' code, and what their inputs look like."""
-    lines = []
-    for name, part in module.named_modules():
-        if isinstance(part, fx.GraphModule):
-            lines.append(f"{name}: {_text(part.graph)}")
-    return "\n".join(lines)
-
-
 def signature(
     nodes: Mapping[str, fx.Node],
     region: Region,
@@ -232,12 +223,6 @@ def signature(
         does = "" if name in inputs else _line(node, place)
         lines.append(f"{does} {_look(node)} {region.states.get(name)}")
     return "\n".join([*lines, *(place[nodes[name]] for name in outputs)])
-
-
-def _text(graph: fx.Graph) -> str:
-    place = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
-    lines = [f"{'' if node.op == 'placeholder' else _line(node, place)} {_look(node)}" for node in graph.nodes]
-    return "\n".join(lines)
 
 
 def _line(node: fx.Node, place: Mapping[fx.Node, str]) -> str:

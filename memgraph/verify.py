@@ -19,6 +19,7 @@ from memgraph import compat
 from memgraph.errors import VerifyError
 from memgraph.graph_checks import (
     bodies,
+    compare_calls,
     compare_draws,
     compare_effects,
     handles,
@@ -59,6 +60,7 @@ def verify_graph(
     outputs = _Outputs("output", old.output_numbers(old_run.writes), new.output_numbers(new_run.writes), old, new)
     breaches += outputs.compare(known)
     breaches += compare_draws(old_run.draws, [("graph", event) for event in new_run.draws])
+    breaches += compare_calls(old_run.once, [("graph", event) for event in new_run.once], old_run.again)
     breaches += compare_effects(old_run.effects, new_run.effects, "graph")
     breaches += metadata("graph", new, known) + bodies("graph", after)
     _raise(pass_name, breaches)
@@ -71,10 +73,15 @@ def verify_partition(
     *,
     num_fwd_outputs: int,
     pass_name: str,
+    repeatable: Sequence[str] = (),
 ) -> None:
-    """Raises VerifyError unless `forward` and `backward` together do what `joint` does."""
+    """Raises VerifyError unless `forward` and `backward` together do what `joint` does.
+
+    repeatable: patterns of the operators that the user has declared to be so; other custom operators run as often as
+    `joint` runs them.
+    """
     _raise(pass_name, structure("forward", forward) + structure("backward", backward))
-    count, table = num_fwd_outputs, Table()
+    count, table = num_fwd_outputs, Table(repeatable)
     primals, late = _split_inputs(joint)
     fwd_inputs, bwd_inputs = _placeholders(forward), _placeholders(backward)
     given_fwd = [node for node in fwd_inputs if not _RNG_STATE_INPUT.match(node.name)]
@@ -88,7 +95,7 @@ def verify_partition(
     old = Numbered(joint, [named_input(table, node) for node in _placeholders(joint)], joint_run)
     known = values(old)
     fwd = Numbered(forward, [named_input(table, node) for node in _by_position(fwd_inputs, primals)], run)
-    fwd_draws, fwd_effects = len(run.draws), len(run.effects)
+    fwd_draws, fwd_effects, fwd_once = len(run.draws), len(run.effects), len(run.once)
     fwd_outputs = fwd.output_numbers(run.writes)
 
     saved = list(zip(fwd.outputs[count:], fwd_outputs[count:], strict=True))
@@ -121,6 +128,11 @@ def verify_partition(
         joint_run.draws,
         [("forward", event) for event in run.draws[:fwd_draws]]
         + [("backward", event) for event in run.draws[fwd_draws:]],
+    )
+    breaches += compare_calls(
+        joint_run.once,
+        [("forward" if n < fwd_once else "backward", event) for n, event in enumerate(run.once)],
+        joint_run.again,
     )
     breaches += compare_effects(joint_run.effects, run.effects[:fwd_effects], "forward", run.effects[fwd_effects:])
     breaches += metadata("forward", fwd, known) + metadata("backward", bwd, known)

@@ -1,35 +1,35 @@
 """A tiled joint graph held against the one that it was made from.
 
 Around the tiles nothing may have changed: values are numbered, and what a tile returns is taken for the value that it
-stands for. Inside, operators that were told other sizes cannot be compared by number, so a tile is run: on small random
-data, in shards and whole, and what comes out must be the same but for the rounding of sums.
+stands for. Inside, operators that were told other sizes cannot be compared by number, so both are run on small random
+data (`trial.py`): the tile as it stands in the graph, with the graphs that it calls, and the operators of the joint
+graph that make the same values of what the tile is given. How a tile is built is not known here: its call says only
+which values it stands for, and that is shown.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from memgraph import compat
-from memgraph.bodies import build_body
-from memgraph.facts.token_states import State, Tokens
-from memgraph.facts.tokens import Region
+from memgraph.facts.token_graph import STANDS_FOR, Region
+from memgraph.graph_checks import show, signature
 from memgraph.numbering import Numbered, Run
-from memgraph.passes.tile import call_names, sides, unit_name
-from memgraph.tile_graph import build_tile, identity, needed, signature
-from memgraph.value_numbers import Table, freeze
+from memgraph.smaller import name_of
+from memgraph.trial import ROOM, Differs, Trial
+from memgraph.value_numbers import Table
 from memgraph.verify import named_input, verify_graph
 
-# Small, and two shards that differ.
-ROWS, SHARDS = 5, 2
-# Relative to the norm of the whole, by bytes of the type: each sum is rounded in another order.
-LARGE = 1 << 22
-TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 0.3}
+# Operators that put shards together; the first argument of the last two is written into.
+_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", "memgraph::shard_put", "memgraph::shard_add")
+_ADDING = ("memgraph::shard_product", "memgraph::shard_add", "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
 
 
 class TileError(Exception):
@@ -40,236 +40,223 @@ class TileError(Exception):
         super().__init__(reason)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A tile where it is called.  stands_for: by place among its outputs, the node of the graph before."""
+
+    node: fx.Node
+    region: Region
+    stands_for: tuple[str, ...]
+
+    @property
+    def scaled(self) -> frozenset[int]:
+        """Which outputs are multiplied by the tangent afterwards."""
+        backward = set(self.region.backward) if self.region.tangent else ()
+        return frozenset(place for place, name in enumerate(self.stands_for) if name in backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operand:
+    """What a tile is given.  names: nodes of the graph before that hold that value; with a tangent of 1 if `unit`."""
+
+    names: tuple[str, ...]
+    unit: bool = False
+
+
 def verify_tiles(
-    before: fx.GraphModule, after: fx.GraphModule, tiles: Sequence[tuple[Region, int]], tried: set[str] | None = None
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    tiles: Sequence[tuple[Region, int]],
+    tried: set[str] | None = None,
+    room: int = ROOM,
 ) -> None:
     """Raises VerifyError where the graph around the tiles differs, TileError where a tile computes something else.
 
+    A tile that cannot be run within the room, in bytes, is an error, too: what nobody has seen may be wrong.
     tried: what was run before, and is not run again; what is run is added.
     """
     tried = set() if tried is None else tried
-    claims: dict[str, str] = {}
-    for region, _ in tiles:
-        claims |= _claims(before, after, region)
+    calls = [call for region, _ in tiles for call in _calls(after, region)]
+    claims = _claims(before, after, calls)
     verify_graph(before, after, pass_name="tile", claims=claims)
-    _operands(before, after, [region for region, _ in tiles], claims)
+    shards = {region.outputs: count for region, count in tiles}
+    place = {node.name: n for n, node in enumerate(before.graph.nodes)}
     nodes = {node.name: node for node in before.graph.nodes}
-    labels: dict[str, str] = {}
-    for region, shards in tiles:
-        for call, outputs in zip(_calls(after, region), sides(region), strict=True):
-            names, inputs = needed(nodes, region, outputs)
-            stands_for = signature(nodes, region, names, inputs, outputs, shards)
-            label = str(call.args[0].target)
-            if call.args[1] != label or labels.get(label, stands_for) != stands_for:
-                raise TileError(region, f"{call.name} calls the tile of another region")
-            if label not in labels:
-                labels[label] = stands_for
-                built = build_tile(nodes, region, names, inputs, outputs, shards)
-                if identity(built) != identity(after.get_submodule(label)):
-                    raise TileError(region, f"{call.name} does not call the tile of its region")
-        _try_out(nodes, region, tried)
+    spelled: dict[str, str] = {}
+    for call, inputs in _inputs(before, after, calls, claims):
+        label = call.node.args[0].target
+        tile = after.get_submodule(label)
+        if label not in spelled:
+            spelled[label] = "\n".join(map(_spell, _graphs(tile)))
+        if call.node.args[1] != label:  # Inductor takes equal names for equal graphs
+            raise TileError(call.region, f"{call.node.name} calls {label} by the name of {call.node.args[1]}")
+        _look(call, tile, shards[call.region.outputs], nodes)
+        graph = _cut_out(nodes, place, call, inputs)
+        units = frozenset(n for n, operand in enumerate(inputs) if operand.unit)
+        alike = tuple(inputs.index(operand) for operand in inputs)
+        text = f"{_spell(graph)}\n{sorted(units)} {alike} {sorted(call.scaled)}\n{spelled[label]}"
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if key in tried:
+            continue
+        try:
+            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room).run()
+        except Differs as problem:
+            raise TileError(call.region, str(problem)) from problem
+        tried.add(key)
 
 
-def _claims(before: fx.GraphModule, after: fx.GraphModule, region: Region) -> dict[str, str]:
-    """What stands for the outputs of a region: by the name of the new node, that of the old one."""
-    calls = _calls(after, region)
-    if len(calls) != len(sides(region)):
+# --- what the calls stand for ------------------------------------------------------------------------------
+
+
+def _calls(after: fx.GraphModule, region: Region) -> list[_Call]:
+    """The calls that stand for a region's outputs.  Raises TileError unless there is one for each output."""
+    found = []
+    for node in after.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
+        stands_for = tuple(node.meta.get(STANDS_FOR, ()))
+        if stands_for and set(stands_for) <= set(region.outputs):
+            found.append(_Call(node, region, stands_for))
+    names = [name for call in found for name in call.stands_for]
+    if sorted(names) != sorted(region.outputs):
         raise TileError(region, "a call of its tile is missing")
+    return found
+
+
+def _claims(before: fx.GraphModule, after: fx.GraphModule, calls: Sequence[_Call]) -> dict[str, str]:
+    """What stands for the outputs of regions: by the name of the new node, that of the old one."""
     claims: dict[str, str] = {}
-    for call, outputs in zip(calls, sides(region), strict=True):
-        for user in call.users:
-            if user.target is operator.getitem and user.args[0] is call:
-                name = outputs[user.args[1]]
-                scaled = region.tangent and name in region.backward
-                stand = [node for node in user.users if _scaled(node, user, region)] if scaled else [user]
-                claims |= {node.name: name for node in stand}
+    for call in calls:
+        for user in call.node.users:
+            if user.target is operator.getitem and user.args[0] is call.node:
+                place = user.args[1]
+                stand = [user]
+                if place in call.scaled:
+                    stand = [node for node in user.users if _times(node, user, call.region.tangent)]
+                claims |= {node.name: call.stands_for[place] for node in stand}
+    made = {name: call.region for call in calls for name in call.stands_for}
+    inside = {name for call in calls for name in call.region.nodes}
     new = {node.name: node for node in after.graph.nodes}
-    outputs, inside = set(region.outputs), region.nodes
     for node in before.graph.nodes:
         if node.name in inside or node.name not in new:
             continue
-        reads = list(zip(node.all_input_nodes, new[node.name].all_input_nodes, strict=False))
-        for old, now in reads:
-            if old.name in outputs and claims.get(now.name) != old.name:
-                raise TileError(region, f"{node.name} reads {now.name} in place of {old.name}")
+        for old, now in zip(node.all_input_nodes, new[node.name].all_input_nodes, strict=False):
+            if old.name in made and claims.get(now.name) != old.name:
+                raise TileError(made[old.name], f"{node.name} reads {now.name} in place of {old.name}")
     return claims
 
 
-def _scaled(node: fx.Node, unit: fx.Node, region: Region) -> bool:
+def _times(node: fx.Node, unit: fx.Node, tangent: str) -> bool:
     """Whether a node is what a tile made with the tangent at 1, times the tangent."""
-    return node.target is torch.ops.aten.mul.Tensor and node.args[0] is unit and node.args[1].name == region.tangent
+    return node.target is torch.ops.aten.mul.Tensor and node.args[0] is unit and node.args[1].name == tangent
 
 
-def _calls(after: fx.GraphModule, region: Region) -> list[fx.Node]:
-    names = call_names(region)
-    return [node for node in after.graph.nodes if node.name in names]
-
-
-def _operands(
-    before: fx.GraphModule, after: fx.GraphModule, regions: Sequence[Region], claims: Mapping[str, str]
-) -> None:
-    """What each tile is given is what its region read, or that with the tangent at 1."""
+def _inputs(
+    before: fx.GraphModule, after: fx.GraphModule, calls: Sequence[_Call], claims: Mapping[str, str]
+) -> Iterator[tuple[_Call, list[_Operand]]]:
+    """For each call, what its operands are.  Raises TileError where one is nothing that its region reads."""
     table = Table()
     placeholders = before.graph.find_nodes(op="placeholder")
     given = [named_input(table, node) for node in placeholders]
-    old = {node.name: n for node, n in Numbered(before, given, Run(table)).numbers.items()}
-    taken = {name: old[source] for name, source in claims.items()}
-    new = Numbered(after, given, Run(table), claims=taken).numbers
-    for region in regions:
-        calls = _calls(after, region)
-        if not calls:
-            raise TileError(region, "no call of its tile is in the graph")
-        unit: dict[str, int] = {}
-        if region.tangent:
-            one = next((new[node] for node in calls[0].graph.nodes if node.name == unit_name(region)), -1)
+
+    def numbers(inputs: Sequence[int]) -> dict[str, int]:
+        return {node.name: n for node, n in Numbered(before, inputs, Run(table)).numbers.items()}
+
+    old = numbers(given)
+    new = Numbered(after, given, Run(table), claims={name: old[source] for name, source in claims.items()}).numbers
+    with_one: dict[str, dict[str, int]] = {}
+    for call in calls:
+        region = call.region
+        chain = (region.tangent, *region.chain) if region.tangent else ()
+        if chain and region.tangent not in with_one:
+            one = new[_one(after, before, region)]
             ones = [one if node.name == region.tangent else n for node, n in zip(placeholders, given, strict=True)]
-            unit = {node.name: n for node, n in Numbered(before, ones, Run(table)).numbers.items()}
-            if one != table.number(*_one(after, unit_name(region))):
-                raise TileError(region, "the tangent of its tile is not 1")
-        nodes = {node.name: node for node in before.graph.nodes}
-        for call, outputs in zip(calls, sides(region), strict=True):
-            _, inputs = needed(nodes, region, outputs)
-            for name, operand in zip(inputs, call.args[2:], strict=True):
-                wanted = unit if name in (region.tangent, *region.chain) else old
-                if new[operand] != wanted.get(name):
-                    raise TileError(region, f"its tile is given {operand.name} for {name}")
+            with_one[region.tangent] = numbers(ones)
+        known: dict[int, _Operand] = {}
+        for name in (*chain, *(name for name in region.inputs if name not in chain)):
+            number = with_one[region.tangent][name] if name in chain else old[name]
+            known[number] = _Operand((*known.get(number, _Operand(())).names, name), name in chain)
+        for operand in call.node.args[2:]:
+            if new[operand] not in known:
+                raise TileError(region, f"its tile is given {operand.name}, which is nothing that its region reads")
+        yield call, [known[new[operand]] for operand in call.node.args[2:]]
 
 
-def _one(after: fx.GraphModule, name: str) -> tuple:
-    """What a scalar 1 is numbered by, if that is what a node is."""
-    node = next(node for node in after.graph.nodes if node.name == name)
-    if node.target is not torch.ops.aten.full.default or list(node.args) != [[], 1.0]:
-        return ("not 1",)
-    return (node.target, freeze(node.args, {}), freeze(node.kwargs, {}))
+def _one(after: fx.GraphModule, before: fx.GraphModule, region: Region) -> fx.Node:
+    """The scalar 1 that stands for a region's tangent."""
+    tangent = next(node for node in before.graph.nodes if node.name == region.tangent)
+    for node in after.graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
+        if list(node.args) == [[], 1.0] and signature(node.meta["val"]) == signature(tangent.meta["val"]):
+            return node
+    raise TileError(region, "the tangent of its tile is not 1")
 
 
-def _try_out(nodes: Mapping[str, fx.Node], region: Region, tried: set[str]) -> None:
-    """Run a region whole and in shards on small random data.  Raises TileError where the results differ.
-
-    Always in as many shards: what was tried once need not be tried for another number of them.
-    """
-    for outputs in sides(region):
-        names, inputs = needed(nodes, region, outputs)
-        what = signature(nodes, region, names, inputs, outputs, SHARDS)
-        if what not in tried:
-            _compare(nodes, region, outputs)
-            tried.add(what)
+# --- one tile ----------------------------------------------------------------------------------------------
 
 
-def _compare(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> None:
-    names, inputs = needed(nodes, region, outputs)
-    values = [nodes[name].meta["val"] for name in inputs]
-    if any(value.is_cuda for value in values) and not torch.cuda.is_available():
-        return
-    mode = compat.fake_mode_of(values)
-    small = dataclasses.replace(region, tokens=ROWS, states=_no_spread(region.states))
-    with compat.propagating(mode):
-        fakes = {name: _small(value, region, name) for name, value in zip(inputs, values, strict=True)}
-    whole = build_body(nodes, region, names, fakes, outputs, ROWS, mode, split=False)
-    parts = {node.name: node for node in whole.module.graph.nodes}
-    tiled = build_tile(parts, small, names, inputs, outputs, SHARDS)
-    with compat.really(), torch.no_grad():
-        data = _data(list(fakes.values()))
-        scale = [0.5 if name in (region.tangent, *region.chain) else 1 for name in inputs]
-        scaled = [item * by if by != 1 else item for item, by in zip(data, scale, strict=True)]
-        try:
-            want, got = fx.Interpreter(whole.module).run(*scaled), _InPlace(tiled).run(*data)
-        except Exception as error:  # whatever an operator raises on data that does not fit
-            raise TileError(region, f"it does not run on {ROWS} tokens: {_first_line(error)}") from error
-        backward = set(region.backward)
-        for place, name in enumerate(outputs):
-            one, other = want[whole.values[name]], got[place]
-            if region.tangent and name in backward:
-                other = other * 0.5
-            _same(region, name, one, other)
+def _look(call: _Call, tile: fx.GraphModule, shards: int, nodes: Mapping[str, fx.Node]) -> None:
+    """Raises TileError where a tile is not what it seems, or what the trial cannot see is wrong."""
+    region = call.region
+    outputs = tile.graph.output_node().args[0]
+    inputs = tile.graph.find_nodes(op="placeholder")
+    wanted = [node.meta["val"] for node in call.node.args[2:]], [nodes[name].meta["val"] for name in call.stands_for]
+    for side, has in zip(wanted, (inputs, outputs), strict=True):
+        if len(side) != len(has):
+            raise TileError(region, f"{call.node.name} takes {len(has)} values for {len(side)}")
+        for value, node in zip(side, has, strict=True):
+            if signature(value) != signature(node.meta["val"]):
+                said, is_ = show(signature(node.meta["val"])), show(signature(value))
+                raise TileError(region, f"{node.name} of its tile is {said}, not {is_}")
+    rows = math.ceil(region.tokens / min(shards, region.tokens))
+    runs = len(tile.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()))
+    if runs != math.ceil(region.tokens / rows):
+        raise TileError(region, f"its tile runs {runs} shards, not {math.ceil(region.tokens / rows)}")
+    for node in tile.graph.nodes:
+        name, value = name_of(node.target) if node.op == "call_function" else "", node.meta.get("val")
+        if name in _ADDING and value.dtype.is_floating_point and value.dtype.itemsize < 4:
+            raise TileError(region, f"{node.name} adds shards up in {str(value.dtype).removeprefix('torch.')}")
+        if name in _TOGETHER[2:]:
+            into = node.args[0]
+            if name_of(into.target) not in (*_TOGETHER, "aten::add") or len(into.users) > 1:
+                raise TileError(region, f"{node.name} writes into {into.name}, which is read elsewhere")
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _cut_out(
+    nodes: Mapping[str, fx.Node], place: Mapping[str, int], call: _Call, inputs: Sequence[_Operand]
+) -> fx.Graph:
+    """The joint graph's own operators that make a call's outputs of what it is given.  Raises TileError."""
+    graph, new = fx.Graph(), {}
+    for operand in inputs:
+        made = graph.placeholder(operand.names[0])
+        made.meta["val"] = nodes[operand.names[0]].meta["val"]
+        new |= {nodes[name]: new.get(nodes[name], made) for name in operand.names}
+    needed, pending = set(), [nodes[name] for name in call.stands_for]
+    while pending:
+        node = pending.pop()
+        if node in needed or node in new:
+            continue
+        if node.op != "call_function":
+            raise TileError(call.region, f"its tile is not given {node.name}, which its region reads")
+        needed.add(node)
+        pending += node.all_input_nodes
+    for old in sorted(needed, key=lambda node: place[node.name]):
+        args, kwargs = fx.map_arg((old.args, old.kwargs), new.__getitem__)
+        new[old] = graph.create_node("call_function", old.target, args, kwargs, name=old.name)
+        new[old].meta["val"] = old.meta["val"]
+    graph.output(tuple(new[nodes[name]] for name in call.stands_for))
+    return graph
 
 
-def _no_spread(states: Mapping[str, State]) -> dict[str, State]:
-    """The states on small data, which is made with a number for each token."""
-    return {
-        name: dataclasses.replace(state, spread=()) if isinstance(state, Tokens) else state
-        for name, state in states.items()
-    }
+def _graphs(module: fx.GraphModule) -> list[fx.Graph]:
+    return [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
 
 
-def _same(region: Region, name: str, want: torch.Tensor, got: torch.Tensor) -> None:
-    if want.shape != got.shape or want.dtype != got.dtype:
-        raise TileError(
-            region, f"{name} is {got.dtype}{list(got.shape)} in shards, {want.dtype}{list(want.shape)} whole"
-        )
-    if not want.dtype.is_floating_point:
-        if not torch.equal(want, got):
-            raise TileError(region, f"{name} differs in shards at {int((want != got).sum())} of {want.numel()} places")
-        return
-    want, got = _part(want), _part(got)
-    odd = ~torch.isfinite(want)
-    if bool(odd.any()):  # infinite or not a number at the same places (masked logits) is the same
-        same = odd & ((want == got) | (want.isnan() & got.isnan()))
-        want, got = want.masked_fill(same, 0), got.masked_fill(same, 0)
-    size = float(torch.linalg.vector_norm(want, dtype=torch.float64))
-    error = float(torch.linalg.vector_norm(got - want, dtype=torch.float64)) / (size or 1.0)
-    if not error <= TOLERANCE[want.element_size()]:
-        raise TileError(region, f"{name} in shards differs from the whole by {error:.2g} of its norm, on {ROWS} tokens")
-
-
-def _part(value: torch.Tensor) -> torch.Tensor:
-    """Some rows of what is large: to read all of a large head's gradient takes longer than to make it.
-
-    The first ones, which the integers of `_data` point to, and others at equal distances. Only sums over tokens are
-    large here, and their rows are made alike.
-    """
-    if value.numel() < LARGE or value.dim() < 2:
-        return value
-    rows = max(1, LARGE // (2 * value[0].numel()))
-    return torch.cat([value[:rows], value[:: max(1, value.shape[0] // rows)]])
-
-
-class _InPlace(fx.Interpreter):
-    """Runs a tile as Inductor does: what puts its shards together writes into place."""
-
-    _writing = {
-        torch.ops.memgraph.shard_add.default: torch.ops.memgraph.shard_add_.default,
-        torch.ops.memgraph.shard_put.default: torch.ops.memgraph.shard_put_.default,
-    }
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target not in self._writing:
-            return super().call_function(target, args, kwargs)
-        self._writing[target](*args, **kwargs)
-        return args[0]
-
-
-def _small(value: torch.Tensor, region: Region, name: str) -> torch.Tensor:
-    state = region.states[name]
-    if not isinstance(state, Tokens):
-        return value
-    sizes = list(value.shape)
-    for dim in state.dims[:-1]:
-        sizes[dim] = 1
-    sizes[state.dims[-1]] = ROWS * state.factor
-    return value.new_empty(sizes)
-
-
-def _data(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Random numbers; integers that are indices of anything are at most 1."""
-    made = []
-    for seed, fake in enumerate(fakes):
-        generator = torch.Generator().manual_seed(seed)
-        count = fake.numel()
-        if fake.dtype.is_floating_point:
-            # A block again and again: to draw all of a large head's weights would take as long as to run it.
-            block = torch.empty(min(count, LARGE - 1)).normal_(generator=generator)
-            if fake.dim() > 1:
-                block *= max(1, fake.shape[-1]) ** -0.5
-        else:
-            block = torch.randint(0, 2, (min(count, LARGE - 1),), generator=generator)
-        block = block.to(device=fake.device, dtype=fake.dtype)
-        item = block.repeat(-(-count // max(1, block.numel())))[:count].view(fake.shape)
-        if fake.stride() != item.stride():
-            item = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).copy_(item)
-        made.append(item)
-    return made
+def _spell(graph: fx.Graph) -> str:
+    """Equal for graphs that do the same to values that look the same, in the same order."""
+    place = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        held = node.meta.get("val")
+        values = held if isinstance(held, (list, tuple)) else [held]
+        looks = [signature(value) for value in values if isinstance(value, torch.Tensor)]
+        told = fx.map_arg((node.args, dict(node.kwargs)), place.__getitem__) if node.op != "placeholder" else ""
+        lines.append(f"{node.op} {node.target if node.op != 'placeholder' else ''} {told} {looks}")
+    return "\n".join(lines)

@@ -21,7 +21,6 @@ import torch
 
 from memgraph.errors import MemgraphError
 from memgraph.facts import scratch
-from memgraph.runtime import shards
 from memgraph.runtime.nvme import destination
 from memgraph.storages import Opaque, Storage, Tensor, operator_outputs, resolve, span, view
 
@@ -35,7 +34,8 @@ class NotReadable(MemgraphError, ValueError):
 
     def __init__(self, line: int, text: str, reason: str):
         self.line, self.text, self.reason = line, text, reason
-        super().__init__(f"line {line} of Inductor's wrapper, `{text.splitlines()[0][:200]}`: {reason}")
+        shown = "".join(text.splitlines()[:1])[:200]
+        super().__init__(f"line {line} of Inductor's wrapper, `{shown}`: {reason}" if line else reason)
 
     def __reduce__(self):
         return type(self), (self.line, self.text, self.reason)
@@ -62,6 +62,7 @@ _INERT = re.compile(
     r"get_raw_stream|get_external_object_by_index|torch\.(cuda|xpu|accelerator)\.[\w.]+|torch\.Event"
     r"|\w+\.(record|synchronize|wait)|run_intermediate_hooks|assert_alignment|start_graph|end_graph|nvtx\.\w+"
 )
+CUDA_STATE = 16  # bytes of the state of a CUDA generator, which lies in the memory of the host
 _EMPTY = re.compile(r"(?:tracked_)?empty_strided(?:_(cpu|cuda|xpu|mtia))?(?:_pinned)?")
 
 
@@ -76,7 +77,11 @@ class Interpreter:
         self._functions: dict[str, ast.FunctionDef] = {}
         self._globals: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
         self._partitions: list[str] = []
-        for node in ast.parse(source).body:
+        try:
+            body = ast.parse(source).body
+        except SyntaxError as error:  # C++ (cpp_wrapper), say
+            raise NotReadable(error.lineno or 0, error.text or "", "it is not Python") from error
+        for node in body:
             self._define(node)
 
     def _define(self, node: ast.stmt) -> None:
@@ -116,7 +121,7 @@ class Interpreter:
         """Interpret a function of the wrapper; like the real one, it empties `args`."""
         definition = self._functions.get(function)
         if definition is None:
-            raise NotReadable(0, function, "the source has no such function")
+            raise NotReadable(0, function, f"Inductor's wrapper has no Python function {function!r}")
         frame = {definition.args.args[-1].arg: args}  # the last, because `call` may have a self before it
         del args
         if (returned := self._block(definition.body, frame)) is None:
@@ -211,6 +216,8 @@ class Interpreter:
                 return getattr(torch, attr)
             case ast.Attribute(value=ast.Name(id="math"), attr=attr):
                 return getattr(math, attr)
+        if _OPS.match(path := ast.unparse(node)):
+            return Opaque(path)
         raise _unknown(node, "attribute")
 
     def _call(self, node: ast.Call, frame: dict[str, Any]) -> Any:
@@ -231,7 +238,7 @@ class Interpreter:
         if _OPS.match(path):
             return self._operator(path, args, kwargs)
         match node.func:
-            case ast.Name(id="assert_size_stride"):
+            case ast.Name(id="assert_size_stride" | "assert_tensor_metadata"):  # the latter from 2.15 on
                 return self._check(*args)
             case ast.Name(id="reinterpret_tensor"):
                 return view(*args)
@@ -271,7 +278,7 @@ class Interpreter:
         device = str(device or kwargs.get("device") or rest[1])
         return self._empty(size, stride, dtype, device)
 
-    def _check(self, tensor: Any, size: Any, stride: Any, *_: str) -> None:
+    def _check(self, tensor: Any, size: Any, stride: Any, *_: Any) -> None:
         """The wrapper checks its layouts at run time; they had better be the ones found here."""
         if isinstance(tensor, Tensor):
             steps = zip(size, tensor.stride, stride, strict=True)
@@ -287,17 +294,30 @@ class Interpreter:
             outputs = kwargs["out"]
         elif namespace == "memgraph" and name.startswith(("offload", "reload")):
             return self._transfer(name, args)
+        elif namespace == "higher_order" and name in ("run_and_save_rng_state", "run_with_rng_state"):
+            return self._replay(name == "run_and_save_rng_state", args, kwargs)
         else:
             outputs = operator_outputs(resolve(path), args, kwargs, self.storage)
-        if namespace == "memgraph" and name in ("shard_product", "shard_add_"):
-            left, right = args[-2:]
-            self._target = f"{name} scratch"
-            cuda = torch.device(left.device).type == "cuda"
-            self.storage(shards.scratch(left.size, right.size, left.dtype, cuda), left.device)
-        if self._device == "cpu" and namespace in ("aten", "extern_kernels"):
-            self._target = f"{name} scratch"
-            self.storage(scratch.bytes_of(name, args, kwargs, outputs), "cpu")  # gone again with this line
+        self._target = f"{name} scratch"
+        self.storage(self._scratch(path, args, kwargs, outputs), self._device)  # gone again with this line
         return outputs
+
+    def _replay(self, first: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """An operator that draws: the first time it returns the state of its generator, later it begins with that."""
+        operator, *args = args if first else args[1:]
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        on_cuda = any(torch.device(tensor.device).type == "cuda" for tensor in tensors)
+        size = CUDA_STATE if on_cuda else torch.get_rng_state().numel()
+        state = [self._empty((size,), (1,), torch.uint8, "cpu")] if first else []
+        outputs = self._operator(operator.name, args, kwargs)
+        return (*state, outputs) if first else outputs
+
+    def _scratch(self, path: str, args: list[Any], kwargs: dict[str, Any], outputs: Any) -> int:
+        try:
+            op = resolve(path)
+        except AttributeError:  # a helper of Inductor's, which is no operator
+            op = path
+        return scratch.of_operator(op, args, kwargs, outputs, self._device)
 
     def _transfer(self, name: str, args: list[Any]) -> Tensor:
         """A copy to another tier or back. Its ticket lies in memory of the runtime's own; what returns is allocated

@@ -37,12 +37,10 @@ def partition(
         num_fwd_outputs=num_fwd_outputs,
         static_inputs=[placeholders[i] for i in static_lifetime_input_indices or ()],
     )
-    # FX takes every random operator for one with an effect: those of the forward that the backward could run stay in it
-    # unread (under Inductor's fallback_random, attention without dropout and all that it reads too).
-    backward.graph.eliminate_dead_code(lambda node: node.is_impure() and not _random(node))
+    # The extraction puts each operator of the forward that the backward could run and that FX takes for one with an
+    # effect into both: an assertion, and every random operator (under Inductor's fallback_random, attention without
+    # dropout too). Once a step is enough: what the plan does not run in the backward stays in the forward alone.
+    steps = {step.name for step in plan.backward}
+    backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()
     return forward, backward
-
-
-def _random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

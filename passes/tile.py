@@ -27,7 +27,7 @@ from torch import fx
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph import compat
 from memgraph.calls import call, place_of
-from memgraph.facts.tokens import Region
+from memgraph.facts.token_graph import STANDS_FOR, Region
 from memgraph.tile_graph import build_tile, needed, signature
 
 aten = torch.ops.aten
@@ -147,7 +147,7 @@ def _call_tile(
             (body, made[key], *[given.get(name, nodes[name]) for name in inputs]),
             name=call_names(region)[bool(backward)],
         )
-        tiled.meta = place | {"val": values}
+        tiled.meta = place | {"val": values, STANDS_FOR: tuple(outputs)}
         parts = {}
         for n, name in enumerate(outputs):
             parts[name] = graph.call_function(operator.getitem, (tiled, n))

@@ -1,11 +1,17 @@
-"""Caches of this run's own: a plan or a kernel kept by an earlier one must not decide what a test sees."""
+"""Caches of this run's own: a plan or a kernel kept by an earlier one must not decide what a test sees.
+
+A graph that runs without a plan is a failure, unless the test expects the warning: a bug must not hide behind Inductor.
+"""
 
 import atexit
 import os
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -14,3 +20,12 @@ _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_graph_without_a_plan():
+    from memgraph.errors import PlanWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlanWarning)
+        yield

@@ -11,7 +11,7 @@ import time
 import torch
 
 from memgraph import runtime
-from memgraph.runtime.scratch import Calls
+from memgraph.runtime.space import Calls
 
 ops = torch.ops.memgraph
 

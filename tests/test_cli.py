@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from memgraph import OptionsError, Report, cli, compat
 from memgraph.cli import app
+from memgraph.target import load_step
 
 SCRIPT = """
 import torch
@@ -20,6 +21,22 @@ def step():
 
 def wrong():
     return 3
+
+def hungry(n, m=3, *more):
+    return n
+
+def fails():
+    return torch.zeros(2) @ torch.zeros(3), ()
+
+def traced():
+    with torch.device("meta"):
+        model, x = nn.Linear(3, 4), torch.empty(2, 5)
+    return lambda x: model(x).sum(), (x,)
+
+def says():
+    def fn(x):
+        raise ValueError("words of the script")
+    return fn, (torch.zeros(2, requires_grad=True),)
 
 number = 3
 """
@@ -77,6 +94,20 @@ def test_plan_of_a_module(script, monkeypatch):
         ("{}:step", ["--budget", "2.0"], 2, "fraction"),
         ("{}:step", ["--hardware", "abacus"], 2, "abacus"),
         ("{}:step", ["--device", "xla"], 2, "xla"),
+        ("{}:step", ["--device", "tpu"], 2, "device 'tpu' cannot be planned for"),
+        ("{}:step", ["--hardware", "H1000"], 2, "did you mean 'H100'"),
+        ("{}:step", ["--budget", "64KiB"], 3, "the smallest that can is about"),
+        ("{}:step", ["--option", "bugdet=1"], 2, "did you mean 'budget'"),
+        ("{}:step", ["--option", "tile"], 2, "allowed: KEY=VALUE"),
+        ("{}:step", ["--rules", "=save"], 2, "allowed: KEY=VALUE"),
+        ("{}:step", ["--rules", "1=sav"], 2, "did you mean 'save'"),
+        ("{}:step", ["--offload", "3"], 2, "option 'offload'"),
+        ("{}:step", ["--tile", "--option", "tile=true"], 2, "allowed: one of the two"),
+        ("{}:hungry", [], 2, "needs n."),
+        ("{}:fails", [], 1, "in fails: return torch.zeros(2) @ torch.zeros(3), ()"),
+        ("{}:traced", [], 1, "in <lambda>: return lambda x: model(x).sum(), (x,)"),
+        ("{}:traced", [], 1, "failed: RuntimeError: a and b must have same reduction dim"),
+        ("{}:says", ["--device", "cpu"], 1, "failed: ValueError: words of the script"),
         ("{}:wrong", [], 2, "(callable, args)"),
         ("{}:number", [], 2, "no function 'number'"),
         ("{}", [], 2, "names no function"),
@@ -88,16 +119,55 @@ def test_what_is_refused_is_a_message_and_a_code(script, target, options, code, 
     result = run("plan", target.replace("{}", str(script)), *options)
     assert result.exit_code == code, result.output
     assert says in result.output
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.output and len(result.output.splitlines()) < 16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--json", "{}/no/r.json"], ["--json", "{}"], ["--plot", "{}/no/r.png"], ["--plot", "{}/r.docx"]],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned(script, tmp_path, options):
+    result = run("plan", f"{script}:no_such_function", *[text.replace("{}", str(tmp_path)) for text in options])
+    assert result.exit_code == 1 and "the report could not be written" in result.output
+    assert "no_such_function" not in result.output
+
+
+def test_what_a_budget_error_recommends_can_be_done_at_the_terminal(script, tmp_path):
+    """Levers, rules and any other option reach the planner, by their own names or as KEY=VALUE with JSON."""
+    target, file = f"{script}:step", tmp_path / "r.json"
+
+    def planned(*options):
+        result = run("plan", target, "--device", "cpu", "--json", file, *options)
+        assert result.exit_code == 0, result.output
+        return Report.from_json(file.read_text())
+
+    told = {
+        decision.why for decision in planned("--budget", "none", "--rules", "1=save", "--rules", "0=save").decisions
+    }
+    assert {"rule '0'", "rule '1'"} <= told
+    refused = run("plan", target, "--device", "cpu", "--budget", "64KiB", "--no-recompute", "--offload", tmp_path)
+    assert refused.exit_code == 3 and "switched off" not in refused.output  # nobody asked for it
+    assert "may lower it: recompute, tile" in refused.output
+    by_name = planned("--budget", "none", "--offload", tmp_path, "--rules", "*.1=offload:nvme", "--rules", "1=save")
+    as_json = planned("--option", "budget=null", "--option", f'offload={{"nvme": "{tmp_path}"}}',
+                      "--option", 'rules={"*.1": "offload:nvme", "1": "save"}')  # fmt: skip
+    assert by_name.decisions == as_json.decisions and by_name.bytes_on("nvme") > 0
+
+
+def test_tables_are_whole_in_a_pipe(script, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    result = run("plan", f"{script}:step", "--budget", "none", "--device", "cpu")
+    assert "unplanned peak  about" in result.output and "estimated by the graph sweep)" in result.output
+    assert "memgraph calibrate` measures)" in run("doctor").output or "; measured figures" in run("doctor").output
 
 
 def test_an_import_that_fails_within_a_module_is_not_blamed_on_its_name(tmp_path, monkeypatch):
     (tmp_path / "hungry.py").write_text("import no_such_dependency")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
-        cli.load_step("hungry:step")
+        load_step("hungry:step")
     with pytest.raises(OptionsError):
-        cli.load_step("hungrier:step")
+        load_step("hungrier:step")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +195,7 @@ def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
     from memgraph import hardware
 
     figures = dataclasses.replace(hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9)
+    figures = dataclasses.replace(figures, measured=True)
     monkeypatch.setattr(hardware, "calibrate", lambda device: figures)  # it takes seconds, and is tested apart
     result = run("calibrate", "--device", "cpu")
     assert result.exit_code == 0, result.output

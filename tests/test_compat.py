@@ -65,7 +65,9 @@ def test_a_size_that_depends_on_data_is_refused():
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
         pytest.raises(GraphError, match="depends on data"),
     ):
-        torch.compile(loss, backend="memgraph", options={"budget": "1GiB"}, fullgraph=True)(torch.randn(16))
+        torch.compile(loss, backend="memgraph", options={"budget": "1GiB", "strict": True}, fullgraph=True)(
+            torch.randn(16)
+        )
 
 
 def test_a_compiled_function_has_a_name():

@@ -1,5 +1,7 @@
 """Planning without running: on real, meta and fake tensors, with nothing lowered and nothing left behind."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ import memgraph
 from memgraph import BudgetError, MemgraphError, OptionsError, compat
 from memgraph.errors import GraphError
 from memgraph.hardware import built_in
+from memgraph.sizes import format_size
 
 WIDTH, ROWS, LAYERS = 64, 2048, 4
 
@@ -42,7 +45,8 @@ def test_real_and_meta_tensors_are_planned_alike():
         report = memgraph.plan(loss, x, options={"budget": 0.7}, device="cpu")
         assert report.baseline == parameter_bytes(model) + x.untyped_storage().nbytes()
         assert report.baseline < report.predicted_peak <= report.budget < report.unplanned_peak
-        assert report.source_of_peak == "graph sweep"
+        assert report.source_of_peak == report.source_of_unplanned_peak == "graph sweep"
+        assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak
         assert report.decisions and report.device == "cpu"
         assert any(decision.action == "recompute" for decision in report.decisions)
         reports.append(report)
@@ -108,15 +112,75 @@ def test_a_budget_that_cannot_be_reached():
     minimum = caught.value.minimum
     assert minimum > 600 * 1024 == caught.value.budget
     assert caught.value.binding
+    assert caught.value.estimated and "about" in str(caught.value) and "nothing was compiled" in str(caught.value)
     report = memgraph.plan(loss, x, options={"budget": minimum, "reserve": "1KiB"})
     assert report.predicted_peak + 1024 <= minimum == report.budget
+
+
+def test_a_budget_that_a_tier_has_no_room_for(tmp_path):
+    _, loss, x = make()
+    offload = {"nvme": {"path": str(tmp_path), "limit": "600KiB"}, "min_bytes": 0}
+    with pytest.raises(BudgetError) as caught:
+        memgraph.plan(loss, x, options={"budget": "1200KiB", "recompute": False, "offload": offload})
+    error = caught.value
+    (full,) = error.full
+    assert (full.tier, full.path, full.room) == ("nvme", str(tmp_path), 600 * 1024) and full.need > full.room
+    said = f"The tier 'nvme' in {tmp_path} has room for 600.0 KiB (614400 bytes) only, and the values that may go "
+    assert f"{said}there need {format_size(full.need)}: its limit is 600.0 KiB." in str(error)
+    assert not any(what == "offload to nvme" for what, _ in error.refusals), "said once"
+    assert not any(what == "recompute" for what, _ in error.refusals) and "recompute" in error.unused
+    with pytest.raises(BudgetError) as caught:
+        memgraph.plan(loss, x, options={"budget": "1200KiB", "recompute": False})
+    assert caught.value.full == ()
+
+
+def test_fused_decisions_are_those_that_no_timeline_has():
+    _, loss, x = make()
+    report = memgraph.plan(loss, x, options={"budget": 0.7}, device="cpu")
+    recomputed = [decision for decision in report.decisions if decision.action == "recompute"]
+    held = {event.name.partition("@")[0] for event in report.timeline.events}
+    assert {d.name for d in recomputed if d.fused} and {d.name for d in recomputed if not d.fused}
+    assert {d.name for d in recomputed if d.fused}.isdisjoint(held)
+    assert {d.name for d in recomputed if not d.fused} <= held
+
+
+@pytest.mark.parametrize(
+    "pattern, says",
+    [
+        ("1.*", None),
+        ("*.1", None),
+        ("3.2", None),
+        ("3.7", "did you mean '3.2'"),
+        ("decoder.*.mlp", "matches no module"),
+    ],
+)
+def test_a_rule_that_names_no_module_is_spoken_of(pattern, says):
+    model, _, x = make("meta")
+    ask = {"budget": None, "rules": {pattern: "recompute"}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        memgraph.plan(model, x, options=ask, device="cpu")
+    said = [str(warning.message) for warning in caught if "memgraph: the rule" in str(warning.message)]
+    assert len(said) == (says is not None)
+    assert all(says in text and repr(pattern) in text for text in said)
+
+
+def test_a_rule_about_what_an_earlier_rule_has_is_not_called_unmatched():
+    model, _, x = make("meta")
+    ask = {"budget": None, "rules": {"2": "save", "2.1": "recompute", "9": "save"}}
+    with pytest.warns(UserWarning, match="'9'"):
+        report = memgraph.plan(model, x, options=ask, device="cpu")
+    reasons = {refusal.what: refusal.reason for refusal in report.refusals}
+    assert "an earlier rule" in reasons["rule '2.1': 'recompute'"]
+    assert "no module path" in reasons["rule '9': 'save'"]
 
 
 @pytest.mark.parametrize(
     "given, match",
     [
         ({"options": {"bugdet": 1}}, "did you mean 'budget'"),
-        pytest.param({"hardware": "H1000000"}, None, marks=needs_cuda_traces),
+        pytest.param({"hardware": "H100"}, None, marks=needs_cuda_traces),
+        ({"hardware": "H1000000"}, "did you mean 'H100'"),
         ({"hardware": "abacus"}, "abacus"),
         ({"device": "meta"}, "meta"),
     ],

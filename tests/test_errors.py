@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from memgraph.errors import Binding, BudgetError, MemgraphError, OffloadError, OptionsError, VerifyError
+from memgraph.errors import Binding, BudgetError, FullTier, MemgraphError, OffloadError, OptionsError, VerifyError
 
 SMALL = Binding("mul_3", 1024)
 LARGE = Binding("mm_1", 3 * 1024**3, "model.layers.0.mlp", "llama.py:42")
@@ -35,9 +35,34 @@ def test_budget_error_says_what_was_not_tried():
     assert error.refusals == tuple(refused) and error.unused == ("offload",)
 
 
+def test_budget_error_adds_up_its_minimum_before_it_lists_tensors():
+    error = BudgetError(
+        minimum=100 * 1024,
+        budget=70 * 1024,
+        baseline=60 * 1024,
+        reserve=1024,
+        binding=[SMALL],
+        full=[FullTier("nvme", 4096, 9216, "/scratch", "its limit is 4.0 KiB")],
+    )
+    lines = str(error).splitlines()
+    sums = "60.0 KiB are allocated when the step starts (the baseline), 1.0 KiB are held back (the reserve), 39.0 KiB"
+    assert sums in lines[1]
+    tier = "The tier 'nvme' in /scratch has room for 4.0 KiB (4096 bytes) only, and the values that may go there need "
+    assert lines[2] == tier + "9.0 KiB: its limit is 4.0 KiB."
+    assert lines[3] == "Live at its peak:"
+
+
+def test_budget_error_about_a_reserve_or_a_baseline_that_takes_it_all():
+    first = str(BudgetError(minimum=3 * 2**30, budget=2**30, reserve=2 * 2**30, baseline=0)).splitlines()[0]
+    assert "2.0 GiB (2147483648 bytes) are held back by option 'reserve'" in first
+    first = str(BudgetError(minimum=3 * 2**30, budget=2**30, reserve=2**20, baseline=2**30)).splitlines()[0]
+    assert "allocated or held back before the step starts" in first
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        BudgetError(minimum=7, baseline=3, reserve=2, full=[FullTier("host", 4096, 8192)], estimated=True),
         BudgetError(minimum=7, binding=(LARGE,), budget=5, refusals=[("tile", "no")], unused=["offload"]),
         BudgetError(minimum=7),
         VerifyError("recompute", ["a", "b"]),

@@ -53,13 +53,16 @@ def test_training_and_what_is_shown_of_it(example, capsys):
     run = example.train(size, batches, backend="eager")
     assert len(run.losses) == 3 and len(run.seconds) == 2
     assert run.losses[-1] < run.losses[0]
-    assert run.above > 0 and run.baseline > 0
+    assert run.above > 0 and len(run.levels) == 4
+    parameters = 4 * sum(p.numel() for p in example.make_model(size).parameters())
+    # The optimizer's two copies are there before the first step: what is planned for that one holds for all.
+    assert max(run.levels) - min(run.levels) < parameters / 4 and min(run.levels) >= 3 * parameters
 
     from memgraph import Report
 
     figures = dict(unplanned_peak=2, predicted_peak=1, predicted_time=1.0, unplanned_time=1.0, recompute_time=0.0)
     report = Report(
-        key="", graph="", device="cpu", requested="0.4", budget=run.above, reserve=0, baseline=0,
+        key="", graph="", device="cpu", requested="0.4", budget=run.peak, reserve=0, baseline=0,
         source_of_peak="graph sweep", **figures,
     )  # fmt: skip
     example.show(run, run, report)
@@ -68,6 +71,27 @@ def test_training_and_what_is_shown_of_it(example, capsys):
     assert "differ by at most 0.0e+00" in shown
     example.show(run, run, dataclasses.replace(report, budget=1))
     assert "exceeded" in capsys.readouterr().out
+
+
+def test_making_the_optimizers_state_changes_nothing_else(example):
+    import torch
+
+    size = dataclasses.replace(example.SMALL, hidden=32, heads=2, layers=1, sequence=32)
+    batch = example.make_batches(example.read_text(), size, 1)[0]
+    trained = []
+    for made_first in (False, True):
+        model = example.make_model(size)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if made_first:
+            example.make_state(optimizer)
+            assert len(optimizer.state) == len(list(model.parameters()))
+            assert all(parameter.grad is None for parameter in model.parameters())
+        for _ in range(2):
+            model(input_ids=batch, labels=batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert trained[0].equal(trained[1])
 
 
 def test_sparkline(example):

@@ -8,7 +8,7 @@ from offloading import GdsFiles
 
 from memgraph import disk, hardware
 from memgraph.cache import cache_folder
-from memgraph.errors import OffloadError
+from memgraph.errors import OffloadError, OptionsError
 from memgraph.hardware import Hardware
 
 
@@ -58,7 +58,44 @@ def test_built_in_names():
     assert hardware.built_in("NVIDIA GeForce RTX 4090").name == "RTX 4090"
     assert hardware.built_in("NVIDIA H200").name == "H200"
     assert hardware.built_in("NVIDIA L4").name == "generic CUDA device"
+    assert hardware.built_in("NVIDIA H1000").name == hardware.built_in("NVIDIA XH100").name == "generic CUDA device"
     assert hardware.built_in("cpu").device == "cpu"
+
+
+@pytest.mark.parametrize(
+    "asked, found",
+    [
+        ("H100", "H100"),
+        ("h100", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("4090", "RTX 4090"),
+        ("RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("cuda", "generic CUDA device"),
+        ("generic CUDA device", "generic CUDA device"),
+        ("cpu", "generic CPU"),
+    ],
+)
+def test_hardware_is_found_by_its_name_or_a_word_of_it(asked, found):
+    assert hardware.named(asked).name == found
+
+
+@pytest.mark.parametrize("asked, meant", [("H1000", "H100"), ("RTX4090", "RTX 4090"), ("L4", ""), ("", ""), ("H", "")])
+def test_other_hardware_is_refused_with_the_nearest_name(asked, meant):
+    with pytest.raises(OptionsError) as refused:
+        hardware.named(asked)
+    assert f"(did you mean {meant!r}?)" in str(refused.value) if meant else "did you mean" not in str(refused.value)
+    assert all(name in str(refused.value) for name in ("H200", "H100", "A100", "RTX 4090"))
+
+
+def test_only_calibrated_figures_are_measured():
+    assert not hardware.load("cpu").measured and not hardware.built_in("H100").measured
+    kept = dataclasses.replace(hardware.load("cpu"), measured=True)
+    assert Hardware.from_json(kept.to_json()).measured
+    fields = json.loads(kept.to_json())
+    del fields["measured"]  # kept by an earlier version
+    assert Hardware.from_json(json.dumps(fields)).measured
 
 
 def test_load_without_a_measurement_is_built_in_with_this_machines_memory():
@@ -118,7 +155,7 @@ def test_cache_folder(folder, monkeypatch, tmp_path):
 def test_calibrate_gives_figures_that_can_be():
     measured = hardware.calibrate("cpu")
     assert Hardware.from_json(measured.to_json()) == measured
-    assert 1e8 < measured.rate(torch.float32) < 1e14
+    assert 1e8 < measured.rate(torch.float32) < 1e14 and measured.measured
     assert 1e8 < measured.memory_bandwidth < 1e13
     assert 1e-8 < measured.kernel_overhead < 1e-2
 

@@ -68,6 +68,9 @@ def test_a_hugging_face_model_keeps_its_budget_exactly():
         _, found, peak = compiled_step(module, inputs, budget=fraction)
         report = memgraph.report()
         assert peak <= report.budget - report.baseline
+        assert report.source_of_unplanned_peak == "inductor wrapper"
+        assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak
+        assert report.unplanned_timeline.peak == pytest.approx(unplanned, rel=0.001)
         assert peak == pytest.approx(report.predicted_peak - report.baseline, rel=0.03)
         for mine, theirs in zip(found, reference, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)

@@ -108,12 +108,11 @@ def test_operators_allocate_their_outputs_and_views_do_not():
         before="cpp_fused_add_0 = async_compile.cpp_pybinding(['float*'], '''code''')",
         device="cpu",
     )
-    scratch = 4 * 6 * 4 + 3 * 8 * 4  # see facts/scratch.py: here operands that are copied
     names = [name for name, _ in changes(lowered)]
     assert names[:3] == ["buf0", "buf0#2", "buf0"]
     assert [size for _, size in changes(lowered)][:4] == [8 * 4 * 4, 8 * 4 * 8, -8 * 4 * 4, 4 * 6 * 4]
     assert lowered.outputs[1].input == "x"
-    assert names[4:6] == ["convolution scratch"] * 2 and lowered.events[4].bytes <= 2 * scratch
+    assert names[4:6] == ["convolution scratch"] * 2
 
 
 def test_cuda_sizes_are_rounded_and_other_devices_do_not_count():

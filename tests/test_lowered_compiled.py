@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memgraph.lowered import inputs_of, read_wrapper, saved_by_name, saved_inputs, step_timeline
+from memgraph.lowered import inputs_of, output_names, read_wrapper, saved_by_name, saved_inputs, step_timeline
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 
@@ -61,7 +61,7 @@ def lower_and_measure(model, fn):
     measured_step, outputs = profiled(step)
     (forward_gm, forward_source), (backward_gm, backward_source) = recorded
     forward = read_wrapper(forward_source, inputs_of(forward_gm), "forward")
-    saved = saved_by_name(forward_gm, backward_gm)
+    saved = saved_by_name(output_names(forward_gm), inputs_of(backward_gm))
     inputs = saved_inputs(inputs_of(backward_gm), forward, saved, held)
     backward = read_wrapper(backward_source, inputs, "backward")
     return forward, step_timeline(forward, backward, saved), measured_forward, measured_step

@@ -24,7 +24,7 @@ from memgraph.options import parse_options
 from memgraph.planner.offload import Tiers
 from memgraph.planner.transfers import Tier
 from memgraph.runtime import sanitized
-from memgraph.runtime.scratch import Calls
+from memgraph.runtime.space import Calls
 from memgraph.tiers import settings, tiers
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
@@ -170,6 +170,18 @@ def test_no_backward_and_an_exception_leave_nothing(scratch):
             raise RuntimeError("between forward and backward")
         del loss, _
         assert runtime.statistics().nvme_live == 0
+
+
+def test_hooks_that_copy_what_is_saved_are_named(scratch):
+    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU())
+    torch._dynamo.reset()
+    call = torch.compile(module, backend=moving(scratch))
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda packed: packed):
+        y = call(torch.randn(16, 32))
+    with pytest.raises(memgraph.OffloadError, match="saved_tensors_hooks around the call"):
+        y.sum().backward()
+    del y
+    gc.collect()
 
 
 def test_backward_on_another_thread(scratch):

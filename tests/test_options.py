@@ -152,6 +152,32 @@ def test_holds_nothing_of_the_caller():
         options.budget = None
 
 
+def test_repeatable():
+    assert parse_options({}).repeatable == ()
+    given = ["mylib::norm", "mylib::*", "triton::my_kernel", "mylib::norm"]
+    options = parse_options({"repeatable": given})
+    assert options.repeatable == ("mylib::norm", "mylib::*", "triton::my_kernel")
+    given.append("other::op")
+    assert len(options.repeatable) == 3 and options.key() != parse_options({}).key()
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ("mylib::norm", "a list of operators"),
+        (["mylib.norm"], "`namespace::name`"),
+        (["*::norm"], "`namespace::name`"),
+        ([3], "3 is no operator's name"),
+        (["aten::mm"], "are known to memgraph"),
+        (["_c10d_functional::all_reduce"], "communicate"),
+        (["symm_mem::*"], "communicate"),
+    ],
+)
+def test_refused_declarations(given, part):
+    message = refusal({"repeatable": given})
+    assert "'repeatable'" in message and part in message and "allowed" in message
+
+
 def test_is_a_value():
     given = {"budget": "1GiB", "rules": {"a": "save"}, "inductor": {"max_autotune": True}, "recompute": {}}
     options = parse_options(given)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from memgraph.errors import Binding
 from memgraph.planner.plan import Decision, Event, Refusal, Timeline
+from memgraph.plot import draw
 from memgraph.report import Report, ReportLog
 
 MIB = 1024**2
@@ -48,6 +49,7 @@ def example():
         unplanned_peak=50 * MIB + Timeline(unplanned).peak,
         predicted_peak=50 * MIB + Timeline(planned).peak,
         source_of_peak="inductor wrapper",
+        source_of_unplanned_peak="inductor wrapper",
         predicted_time=0.107,
         unplanned_time=0.1,
         recompute_time=0.007,
@@ -71,6 +73,7 @@ saves 24.0 MiB of a peak of 186.0 MiB = 12.9 % (above the baseline: 17.6 %); pre
  unplanned peak  186.0 MiB (Inductor's own partition)
  predicted peak  162.0 MiB (by the inductor wrapper; 28.0 MiB to spare)
  step time       100.0 ms -> 107.0 ms (7.0 ms of it recomputation)
+ times           with built-in figures, not calibrated on this machine: run `memgraph calibrate`
 
 Modules (sums over equal layers)
  module                     saved  recomputed  in time  why
@@ -136,6 +139,9 @@ def test_rich_shows_styles_at_a_terminal():
     assert "\x1b[1m" in console.file.getvalue() and "[bold]brackets[/bold]" in console.file.getvalue()
 
 
+ESTIMATED = {"source_of_unplanned_peak": "graph sweep"}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -149,13 +155,45 @@ def test_rich_shows_styles_at_a_terminal():
         ({"predicted_peak": 190 * MIB + 1}, "1 B OVER the budget"),
         ({"budget": None, "requested": "None"}, "none (asked for: None"),
         ({"cached": True}, "from a warm cache"),
+        ({"calibrated": True}, "times           with figures measured on this machine"),
+        (ESTIMATED, "saves about 24.0 MiB of a peak of about 186.0 MiB = 12.9 %"),
+        (ESTIMATED, "unplanned peak  about 186.0 MiB (Inductor's own partition, estimated by the graph sweep)"),
+        (ESTIMATED | {"predicted_peak": 192 * MIB}, "peaks at 192.0 MiB, where plain Inductor is estimated at 186.0"),
+        (
+            ESTIMATED | {"source_of_peak": "graph sweep"},
+            "predicted peak  about 162.0 MiB (estimated by the graph sweep; about 28.0 MiB to spare)",
+        ),
     ],
 )
 def test_head_says_what_is_unusual(changes, expected):
     report = dataclasses.replace(example(), unplanned_peak=186 * MIB, **changes)
     if "nothing" in expected:
         report = dataclasses.replace(report, unplanned_peak=report.predicted_peak)
-    assert expected in "\n".join(str(report).splitlines()[:7])
+    head = "\n".join(str(report).splitlines()[:9])
+    assert expected in head
+    if report.source_of_unplanned_peak == "graph sweep":
+        assert "more than" not in head  # an estimate shows no need for more memory
+
+
+def test_no_name_is_broken_and_nothing_is_cut_in_text():
+    """A name longer than a line makes the text wider; at a terminal that is too narrow it is folded, never cut."""
+    module = "model.language_model.layers.0.feed_forward.post_attention_layernorm_of_the_second_residual_branch"
+    decisions = (
+        Decision("native_layer_norm_backward_17", MIB, "save", module, "/site/modeling_long.py:1234", 0, FITS),
+    )
+    binding = (Binding("native_layer_norm_backward_17", MIB, module, "/site/modeling_long.py:1234"),)
+    refusals = (Refusal(f"tile {module}", f"{module} is no region"),)
+    report = dataclasses.replace(example(), decisions=decisions, binding=binding, refusals=refusals)
+    text = str(report)
+    within = ".feed_forward.post_attention_layernorm_of_the_second_residual_branch"
+    assert text.count(f"model.language_model.layers.0{within}") == 4  # kept, live, refused: what and why
+    assert text.count("modeling_long.py:1234") == 2 and text.count("native_layer_norm_backward_17") == 2
+    assert FITS in " ".join(text.split())
+    console = Console(file=io.StringIO(), width=60)
+    console.print(report)
+    narrow = "".join(console.file.getvalue().split())
+    assert max(map(len, console.file.getvalue().splitlines())) <= 60
+    assert "modeling_long.py:1234" in narrow
 
 
 def test_layers_that_differ_are_apart_and_numbers_are_ranges():
@@ -164,6 +202,31 @@ def test_layers_that_differ_are_apart_and_numbers_are_ranges():
     text = str(dataclasses.replace(example(), decisions=tuple(decisions)))
     assert "model.layers.0..1,3,10  x4" in text
     assert "model.layers.2  " in text
+
+
+def test_layers_that_differ_in_a_few_values_are_one_row_with_all_their_bytes():
+    def norms(i, action, why):
+        return Decision(f"norm_{i}", MIB, action, f"model.layers.{i}.norm", "f.py:1", 0.0, why)
+
+    decisions = [d for i in range(4) for d in (*layer(i), norms(i, "save", FITS))]
+    decisions[-1] = norms(3, "recompute", DROPPED)  # 2 of 13 MiB differ
+    rows = str(dataclasses.replace(example(), decisions=tuple(decisions))).splitlines()
+    assert sum("model.layers.0..2  x3 " in row for row in rows) == sum("model.layers.3 " in row for row in rows) == 1
+
+    decisions += [Decision(f"big_{i}", 20 * MIB, "save", f"model.layers.{i}", "f.py:1", 0.0, FITS) for i in range(4)]
+    rows = str(dataclasses.replace(example(), decisions=tuple(decisions))).splitlines()
+    (row,) = (row for row in rows if "model.layers.0..3  x4, nearly equal" in row)  # 2 of 33 MiB
+    assert "99.0 MiB" in row and "33.0 MiB" in row
+    reasons = [*layer(0), dataclasses.replace(layer(1)[0], why="another reason"), layer(1)[1]]
+    assert "model.layers.0..1  x2 " in str(dataclasses.replace(example(), decisions=tuple(reasons)))
+
+
+def test_what_is_never_held_is_not_counted_as_dropped():
+    fused = Decision("one_hot", 1300 * MIB, "recompute", "", "f.py:1", 0.0, DROPPED, fused=True)
+    text = str(dataclasses.replace(example(), decisions=(*layer(0), fused)))
+    modules, values = text[text.index("Modules") : text.index("Largest values kept")], text[text.index("dropped\n") :]
+    (row,) = (row for row in modules.splitlines() if "(no module)" in row)
+    assert row.count(" - ") == 3 and "1.3 GiB" not in text and "never held" in modules and "one_hot" not in values
 
 
 def test_large_reports_stay_short():
@@ -177,7 +240,17 @@ def test_large_reports_stay_short():
 sizes = st.integers(-(2**60), 2**60)
 seconds = st.floats(allow_nan=False)
 words = st.text(max_size=8)
-decisions = st.builds(Decision, words, sizes, st.sampled_from(["save", "recompute"]), words, words, seconds, words)
+decisions = st.builds(
+    Decision,
+    words,
+    sizes,
+    st.sampled_from(["save", "recompute"]),
+    words,
+    words,
+    seconds,
+    words,
+    fused=st.booleans(),
+)
 events = st.builds(Event, st.sampled_from(["forward", "backward"]), words, sizes)
 timelines = st.builds(Timeline, st.lists(events, max_size=5).map(tuple))
 
@@ -189,6 +262,8 @@ def several(strategy):
 reports = st.builds(
     Report,
     **dict.fromkeys(("key", "graph", "device", "requested", "source_of_peak"), words),
+    source_of_unplanned_peak=words,
+    calibrated=st.booleans(),
     **dict.fromkeys(("reserve", "baseline", "unplanned_peak", "predicted_peak", "attempts"), sizes),
     **dict.fromkeys(("predicted_time", "unplanned_time", "recompute_time"), seconds),
     **dict.fromkeys(("timeline", "unplanned_timeline"), timelines),
@@ -247,6 +322,15 @@ def test_plot_is_a_picture(report, tmp_path):
         assert np.sum(line[1:] != line[:-1]) > 40  # dashes, over the width of the axes
     report.plot(tmp_path / "memory")  # no suffix
     assert (tmp_path / "memory.png").exists()
+
+
+def test_the_picture_marks_the_peaks_that_its_legend_names():
+    figure = draw(dataclasses.replace(example(), **ESTIMATED))
+    lines = figure.axes[0].get_lines()
+    marked = [line.get_ydata()[0] for line in lines if line.get_marker() == "o"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert marked == pytest.approx([186.0, 162.0], abs=0.01)
+    assert "unplanned, peak about 186.0 MiB" in labels and "planned, peak 162.0 MiB" in labels
 
 
 def test_plot_does_without_pyplot(tmp_path, monkeypatch):

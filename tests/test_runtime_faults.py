@@ -215,21 +215,3 @@ def test_exit_with_copies_under_way_ends(tmp_path):
     """
     done = run(program, timeout=60)
     assert (done.returncode, done.stderr) == (0, "") and not os.listdir(tmp_path)
-
-
-def test_a_forked_child_is_told_instead_of_waiting_for_ever(tmp_path):
-    program = f"""
-        import os, sys
-        import torch
-        from memgraph import runtime
-        from memgraph.errors import OffloadError
-        room = runtime.prepare("cpu", {options(tmp_path)!r}, nvme_bytes=1 << 20)
-        if not os.fork():
-            try:
-                torch.ops.memgraph.offload_start(torch.randn(100), "x", "nvme", {options(tmp_path)!r})
-            except OffloadError as error:
-                os._exit(7 if "another process" in str(error) else 8)
-        print(os.waitstatus_to_exitcode(os.wait()[1]))
-    """
-    done = run(program, timeout=60)
-    assert done.stdout.strip() == "7", done.stderr

@@ -139,9 +139,9 @@ def test_released_slots_are_poisoned(pool):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_memory_is_page_locked_and_given_back():
     pool = HostPool(torch.device("cuda", 0))
-    pool.reserve(8 * MIB)
+    room = pool.reserve(8 * MIB)
     assert pool._segments[0].tensor.is_pinned()
-    pool.release(8 * MIB)
+    pool.release(room)
     assert pool.slots.total == 0
 
 

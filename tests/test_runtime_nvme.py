@@ -8,7 +8,7 @@ from offloading import Failing, Halting, bring, drained, hold, options
 
 from memgraph import runtime
 from memgraph.errors import OffloadError
-from memgraph.runtime.scratch import Calls
+from memgraph.runtime.space import Calls
 
 MIB = 1 << 20
 SHM = "/dev/shm"
@@ -83,14 +83,6 @@ def test_space_is_reserved_before_the_first_step(tmp_path):
     assert runtime.scratch_file(str(tmp_path), "cpu").slots.total == 200 * MIB
     room.close()
     assert runtime.scratch_file(str(tmp_path), "cpu").slots.total == 0
-
-
-def test_more_than_the_disk_holds_is_refused_before_the_first_step(tmp_path):
-    disk = os.statvfs(tmp_path)
-    with pytest.raises(OffloadError, match="cannot be reserved: (No space|File too large)") as caught:
-        runtime.prepare("cpu", options(tmp_path), nvme_bytes=2 * disk.f_blocks * disk.f_frsize)
-    assert caught.value.tier == "nvme" and caught.value.path == str(tmp_path)
-    assert round_trip(tmp_path)
 
 
 def test_more_than_the_limit_is_refused(tmp_path):

@@ -26,11 +26,11 @@ TRANSCENDENTAL = frozenset(
 # Products without a formula in torch, and where their factors stand: every entry of the rows meets every column of the
 # weight (of one expert).
 _PRODUCTS = {
-    "shard_product": (0, 1),
-    "shard_add": (1, 2),
+    "memgraph::shard_product": (0, 1),
+    "memgraph::shard_add": (1, 2),
     "_grouped_mm": (0, 1),
-    "grouped_mm_fallback": (0, 1),
-    "grouped_mm_fallback_backward": (0, 1),
+    "transformers::grouped_mm_fallback": (0, 1),
+    "transformers::grouped_mm_fallback_backward": (0, 1),
 }
 
 
@@ -114,7 +114,7 @@ def _multiplied(node: Node, device: str) -> str:
     factor = next((_first_tensor(arg.meta.get("val")) for arg in node.args[first:] if isinstance(arg, Node)), None)
     if factor is None or not factor.dtype.is_floating_point:
         return made
-    if name.startswith("shard_") and device == "cpu":  # there factors are converted first
+    if name.startswith("memgraph::shard_") and device == "cpu":  # there factors are converted first
         return made
     return _dtype_name(factor)
 

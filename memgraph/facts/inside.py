@@ -7,12 +7,12 @@ import dataclasses
 import torch
 from torch import fx
 
+from memgraph.facts import scratch
 from memgraph.facts.costs import seconds
 from memgraph.facts.liveness import Program, sweep, written
 from memgraph.facts.operators import short_name
 from memgraph.facts.values import HEAVY, Value, fused_seconds, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
-from memgraph.runtime import shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Inside:
 
     def of(self, node: fx.Node) -> Called | None:
         """What a call costs; None for a node that calls no body."""
-        if node.op != "call_function" or short_name(node.target) != "invoke_subgraph":
+        if node.op != "call_function" or short_name(node.target) != "higher_order::invoke_subgraph":
             return None
         body = node.graph.owning_module.get_submodule(node.args[0].target)
         if id(body) not in self._known:
@@ -64,7 +64,7 @@ class Inside:
                     heavy=isinstance(val, torch.Tensor)
                     and val.device.type == "cpu"
                     and short_name(node.target) in HEAVY,
-                    scratch=called.scratch if called else _scratch(node, self.hardware.device),
+                    scratch=called.scratch if called else scratch.of_node(node, self.hardware.device),
                 )
             )
         outputs = [node for node in body.graph.output_node().all_input_nodes]
@@ -84,12 +84,3 @@ class Inside:
         swept = sweep(values, program, fused=True)
         left = sum(values[i].bytes for i in {values[place[node]].storage for node in outputs} if i >= len(inputs))
         return Called(time, max(0, swept.peak - left))
-
-
-def _scratch(node: fx.Node, device: str) -> int:
-    """What the operators of our own hold while they run."""
-    name = short_name(node.target) if node.op == "call_function" else ""
-    if name not in ("shard_product", "shard_add"):
-        return 0
-    left, right = (read.meta["val"] for read in node.args[-2:])
-    return shards.scratch(left.shape, right.shape, left.dtype, device == "cuda")

@@ -8,20 +8,18 @@ Values are indexed in topological order. A view shares the `storage` of what it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
 
-from memgraph.facts import regions
+from memgraph.facts import regions, scratch
 from memgraph.facts.costs import logical_bytes, seconds, storage_span
+from memgraph.facts.gradient_sums import gradient_sums
 from memgraph.facts.inside import Inside
 from memgraph.facts.operators import family, short_name, twice_is_wrong
 from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
 from memgraph.hardware import Hardware
-
-# Sums of one gradient from which on they are written to memory one by one (docs/decisions/0010).
-LEAST_SUMS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +55,12 @@ def read_joint(
     pins: Mapping[str, tuple[str, str]] | None = None,
     granularity: int = 1,
     retained: bool = False,
+    repeatable: Sequence[str] = (),
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
     pins: by node name, the action and who asked for it, where not the user's own tags.
+    repeatable: patterns of the operators that the user has declared to be so.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
@@ -110,10 +110,10 @@ def read_joint(
                 storage=position[roots[node]],
                 bytes=owned_bytes(node, roots[node] is node, granularity),
                 seconds=called.seconds if called else seconds(node, hardware) if node.op == "call_function" else 0.0,
-                scratch=called.scratch if called else 0,
+                scratch=called.scratch if called else scratch.of_node(node, hardware.device),
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
-                fixed=_fixed(node, overwritten) if node.op == "call_function" else "",
+                fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else "",
                 pin=_pin(node, pins or {}),
                 heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
                 accumulates=node in sums,
@@ -123,6 +123,7 @@ def read_joint(
             )
         )
     stock = {n.name for n in _flat(next(iter(stock_forward.graph.find_nodes(op="output"))).args[0])[num_fwd_outputs:]}
+    stock = (stock & by_name.keys()) | _replayed(backward, stock, overwritten, repeatable)
     return JointFacts(
         values=tuple(values),
         forward=tuple(position[n] for n in forward),
@@ -157,34 +158,36 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
-    """The additions by which the gradients of a value that is read often add up, where there are LEAST_SUMS or more."""
-    backward = set(backward)
-    chains: list[list[fx.Node]] = []
-    sums = {node for node in backward if node.target is torch.ops.aten.add.Tensor and _adds_gradients(node, backward)}
-    for node in sums:
-        if any(user in sums for user in node.users) and len(node.users) == 1:
-            continue  # not the last of its chain
-        chain = [node]
-        while previous := [arg for arg in chain[-1].all_input_nodes if arg in sums and len(arg.users) == 1][:1]:
-            chain += previous
-        chains.append(chain)
-    return {node for chain in chains if len(chain) >= LEAST_SUMS for node in chain}
-
-
-def _adds_gradients(node: fx.Node, backward: set[fx.Node]) -> bool:
-    values = [arg.meta.get("val") if isinstance(arg, fx.Node) else None for arg in (node, *node.args[:2])]
-    same = all(isinstance(v, torch.Tensor) and v.shape == values[0].shape for v in values)
-    return same and not node.kwargs and backward.issuperset(node.args[:2])
-
-
-def _fixed(node: fx.Node, overwritten: set[fx.Node]) -> str:
-    if family(node.target) == "getitem":
-        return _fixed(node.args[0], overwritten) if node.args[0].op == "call_function" else ""
-    reason = twice_is_wrong(node)
+def _fixed(node: fx.Node, overwritten: set[fx.Node], repeatable: Sequence[str]) -> str:
+    if family(node.target) == "getitem" and node.args[0].op == "call_function":
+        return _fixed(node.args[0], overwritten, repeatable)
+    reason = twice_is_wrong(node, repeatable)
     if not reason and overwritten.intersection(node.all_input_nodes):
         reason = "reads an input that the forward overwrites"
     return reason
+
+
+def _replayed(
+    backward: Iterable[fx.Node], saved: set[str], overwritten: set[fx.Node], repeatable: Sequence[str]
+) -> set[str]:
+    """Values that must not be computed twice and that Inductor's split does not save, though its backward needs them.
+
+    It draws them again from a saved state of the generator (fallback_random under a checkpoint). A plan of ours has no
+    such replays: the planner takes these values for saved, in Inductor's split too.
+    """
+    found: set[str] = set()
+    pending = [read for node in backward for read in node.all_input_nodes]
+    seen = set(backward)
+    while pending:
+        node = pending.pop()
+        if node in seen or node.name in saved or node.op != "call_function":
+            continue
+        seen.add(node)
+        if _fixed(node, overwritten, repeatable):
+            found.add(node.name)
+        else:
+            pending += node.all_input_nodes
+    return found
 
 
 def _flat(outputs: object) -> list:
@@ -199,6 +202,8 @@ def _movable(value: torch.Tensor, device: str) -> bool:
 def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
     """What the planner may not change, and who says so. The partitioner turns a region's inputs into MUST_SAVE."""
     tag = getattr(node.meta.get("recompute"), "name", "")
+    if not tag:  # a rule that could not be followed: the value is fixed
+        return pins.get(node.name)
     if tag in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
         return pins.get(node.name, ("recompute", "the user's checkpoint policy"))
     if tag == "MUST_SAVE":

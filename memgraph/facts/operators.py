@@ -1,12 +1,19 @@
-"""What is known of an operator without running it: does it view, fuse, draw, mutate, and may it run twice?"""
+"""What is known of an operator without running it: does it view, fuse, draw, mutate, and may it run twice?
+
+An operator runs twice only where something says that this is the same as running it once: its schema and tags for the
+operators of torch, the option `repeatable` or the tag `pointwise` or `reduction` for those of others.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import fx
 from torch.fx import Node
 
 from memgraph import compat
@@ -15,10 +22,10 @@ Family = Literal["view", "pointwise", "reduction", "extern", "getitem", "symbol"
 
 # Inductor inlines these into the kernels of their readers although torch does not tag them pointwise.
 GATHERS = frozenset(
-    "embedding index gather index_select iota full full_like arange scalar_tensor new_ones new_zeros "
+    "embedding index gather index_select full full_like arange scalar_tensor new_ones new_zeros "
     "new_full ones zeros ones_like zeros_like empty empty_like constant_pad_nd cat clone "
-    "convert_element_type _to_copy select_scatter slice_scatter flip repeat roll triu tril where copy "
-    "lift_fresh_copy expand_copy inductor_random inductor_lookup_seed inductor_randint fma rsqrt "
+    "_to_copy select_scatter slice_scatter flip repeat roll triu tril where copy "
+    "lift_fresh_copy expand_copy rsqrt "
     "_unsafe_index diagonal_scatter _unsafe_masked_index upsample_nearest2d slice_backward "
     "select_backward".split()
 )
@@ -27,19 +34,49 @@ REDUCTIONS = frozenset(
     "native_layer_norm native_group_norm _softmax_backward_data _log_softmax_backward_data "
     # Scatters read their inputs inlined, and write into the tensor that they start from.
     "index_put _unsafe_index_put _unsafe_masked_index_put_accumulate scatter scatter_add scatter_reduce "
-    "index_add".split()
+    "index_add "
+    "prims::sum prims::prod prims::amax prims::amin prims::var prims::xor_sum".split()
 )
 # These return their input's storage although their schema does not say so.
 SILENT_VIEWS = frozenset(("_unsafe_view",))
 
 
+# Namespaces in which an operator's schema and tags say all that it does.
+DESCRIBED = frozenset(("aten", "prims", "quantized_decomposed"))
+# The same is known of these by their source.
+COMPUTES = frozenset(
+    "memgraph::shard_whole memgraph::shard_put memgraph::shard_product memgraph::shard_add memgraph::poison "
+    "flex_lib::zeros_and_scatter transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward".split()
+)
+# They do what they are given to do, bodies and operators, and nothing else.
+RUNS_WHAT_IT_IS_GIVEN = frozenset(
+    "invoke_subgraph control_deps flex_attention flex_attention_backward cond switch while_loop "
+    "while_loop_stack_output scan associative_scan map_impl out_dtype invoke_quant invoke_quant_packed "
+    "auto_functionalized auto_functionalized_v2 triton_kernel_wrapper_functional".split()
+)
+HAVE_EFFECTS = frozenset(
+    "with_effects call_torchbind print invoke_leaf_function triton_kernel_wrapper_mutation".split()
+)
+COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional _c10d_functional_autograd _dtensor symm_mem".split())
+SIZED_BY_DATA = frozenset("item _local_scalar_dense nonzero masked_select prims::item".split())
+SIZED_BY_DATA_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+# An author who tags an operator with one of these says that its output is a function of its input's entries.
+COMPUTES_TAGS = frozenset((torch.Tag.pointwise, torch.Tag.reduction))
+
+
 @functools.lru_cache(maxsize=4096)
 def short_name(target: Any) -> str:
-    """`aten.mm.default` -> `mm`."""
+    """aten's operators by their name, `aten.mm.default` -> `mm`; all others with where they are from.
+
+    `prims.iota.default` -> `prims::iota`, a user's -> `mylib::mul`, `operator.mul` -> `_operator.mul`.
+    """
     schema = getattr(target, "_schema", None)
     if schema is not None:
-        return schema.name.split("::")[-1]
-    return getattr(target, "__name__", str(target))
+        return schema.name.removeprefix("aten::")
+    name = getattr(target, "__name__", str(target))
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order::{name}"
+    return f"{getattr(target, '__module__', '')}.{name}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,6 +114,8 @@ def draws(node: Node) -> bool:
     tags = getattr(target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False
+    if not described(target):
+        return True
     arguments = _arguments(node)
     for key in ("dropout_p", "p"):
         if key in arguments:
@@ -84,30 +123,87 @@ def draws(node: Node) -> bool:
     return True
 
 
-def twice_is_wrong(node: Node) -> str:
-    """Why the node must not run a second time in the backward, or "" where it may."""
-    target = node.target
+def twice_is_wrong(node: Node, repeatable: Sequence[str] = ()) -> str:
+    """Why the node must not run a second time in the backward, or "" where it may.
+
+    repeatable: patterns of the operators that the user has declared.  A checkpoint of the user's own runs what is in it
+    twice, memgraph or not: there an operator needs no declaration.
+    """
+    if node.target is operator.getitem and isinstance(node.args[0], Node) and node.args[0].op == "call_function":
+        return twice_is_wrong(node.args[0], repeatable)
+    return _twice_is_wrong(node, tuple(repeatable), checkpointed(node))
+
+
+def checkpointed(node: Node) -> bool:
+    """Whether the user's own checkpoint asks to run a node again."""
+    return getattr(node.meta.get("recompute"), "name", "") in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE")
+
+
+def _twice_is_wrong(node: Node, repeatable: tuple[str, ...], asked: bool) -> str:
     if draws(node):
         return "draws random numbers"
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _of_higher_order(node, repeatable, asked)
+    if getattr(target, "_schema", None) is None:
+        return ""
+    return _of_schema(target) or ("" if asked else _undeclared(target, repeatable))
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_schema(target: Any) -> str:
+    """Why nobody may run an operator twice, whatever was declared."""
+    if target._schema.is_mutable:
+        return "mutates its arguments"
+    by_tag = not described(target) and not SIZED_BY_DATA_TAGS.isdisjoint(target.tags)
+    return "has an output whose size depends on data" if by_tag or short_name(target) in SIZED_BY_DATA else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _undeclared(target: Any, repeatable: tuple[str, ...]) -> str:
+    """Why an operator must not run twice unless somebody who knows says that it may."""
+    name = target._schema.name
+    if name.split("::")[0] in COLLECTIVES:
+        return "is a collective"
+    if described(target) or name in COMPUTES or not COMPUTES_TAGS.isdisjoint(target.tags):
+        return ""
+    return undeclared(name, repeatable)
+
+
+def described(target: Any) -> bool:
+    """Whether the schema and the tags of an operator say all that it does."""
     schema = getattr(target, "_schema", None)
-    if schema is not None:
-        if schema.is_mutable:
-            return "mutates its arguments"
-        namespace = schema.name.split("::")[0]
-        if "c10d" in namespace or namespace == "bucketing":
-            return "is a collective"
-        if short_name(target) in ("item", "_local_scalar_dense", "nonzero", "masked_select"):
-            return "has an output whose size depends on data"
+    return schema is not None and schema.name.split("::")[0] in DESCRIBED
+
+
+def undeclared(name: str, repeatable: Sequence[str]) -> str:
+    """Why an operator that memgraph does not know must not run twice, "" where the user has declared it."""
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in repeatable):
         return ""
-    if family(target) in ("getitem", "symbol"):
-        return ""
-    name = short_name(target)
-    if "with_effects" in name or "rng_state" in name or "auto_functionalized" in name:
+    return f"calls {name}, which is not declared repeatable (option 'repeatable': [{name!r}])"
+
+
+def _of_higher_order(node: Node, repeatable: tuple[str, ...], asked: bool) -> str:
+    name = node.target.__name__
+    if name in HAVE_EFFECTS or "rng_state" in name:
         return "has side effects"
-    if name == "invoke_subgraph":
-        body = node.graph.owning_module.get_submodule(node.args[0].target)
-        return next((why for inside in body.graph.nodes if (why := twice_is_wrong(inside))), "")
-    return ""
+    if name not in RUNS_WHAT_IT_IS_GIVEN:
+        return "" if asked else undeclared(short_name(node.target), repeatable)
+    if name == "triton_kernel_wrapper_functional":
+        return "" if asked else undeclared(f"triton::{compat.triton_kernel(node.kwargs['kernel_idx'])}", repeatable)
+    given = [item for item in node.args if isinstance(item, torch._ops.OpOverload)]
+    reasons = ["draws random numbers" for item in given if torch.Tag.nondeterministic_seeded in item.tags]
+    reasons += [_undeclared(item, repeatable) for item in given if not asked]
+    reasons += [_twice_is_wrong(inside, repeatable, asked) for body in _bodies(node) for inside in body.graph.nodes]
+    return next(filter(None, reasons), "")
+
+
+def _bodies(node: Node) -> Iterator[fx.GraphModule]:
+    for read in node.all_input_nodes:
+        if read.op == "get_attr":
+            value = operator.attrgetter(read.target)(node.graph.owning_module)
+            if isinstance(value, fx.GraphModule):
+                yield value
 
 
 def _arguments(node: Node) -> dict[str, Any]:

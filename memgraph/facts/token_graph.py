@@ -16,7 +16,9 @@ from memgraph.facts.token_states import State, is_tensor, shape_of
 # What makes a token's row this many times longer starts a region; what is longer at all belongs to it. Numbers are
 # counted, not bytes: the mask of a ReLU is part of its MLP.
 WIDE = 1.5
-PRODUCTS = frozenset(("mm", "addmm", "bmm", "_grouped_mm", "grouped_mm_fallback"))
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "_grouped_mm", "transformers::grouped_mm_fallback"))
+# Under this key a call of a tile says, in its metadata, which nodes of the joint graph its outputs stand for, in order.
+STANDS_FOR = "tile_stands_for"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _refuse(node: fx.Node) -> State:
     raise Mixed(node, "multiplies along a part of the tokens")
 
 
-@rule("_grouped_mm", "grouped_mm_fallback")
+@rule("_grouped_mm", "transformers::grouped_mm_fallback")
 def _grouped(node: fx.Node, flow: Flow) -> State:
     a, b = node.args[:2]
     offsets = argument(node, "offs")
@@ -123,7 +123,7 @@ def _grouped(node: fx.Node, flow: Flow) -> State:
     return _routed(a, node, flow, 0)
 
 
-@rule("grouped_mm_fallback_backward")
+@rule("transformers::grouped_mm_fallback_backward")
 def _grouped_backward(node: fx.Node, flow: Flow) -> State:
     """transformers' operator for what has no aten._grouped_mm: (rows, weight, offsets, gradient) -> two gradients."""
     rows, weight, offsets, gradient = node.args[:4]

@@ -118,7 +118,7 @@ def _aligned(read: fx.Node, state: Tokens, rank: int) -> tuple[tuple[int, ...], 
     return tuple(dim + shift for dim in state.dims), dataclasses.replace(state, points="", spread=())
 
 
-@rule("getitem")
+@rule("_operator.getitem")
 def _getitem(node: fx.Node, flow: Flow) -> State:
     whole = flow.known(node.args[0]) or flow.pull(node.args[0])
     if not isinstance(whole, tuple):
@@ -185,7 +185,7 @@ def without(state: Tokens, dims: Sequence[int]) -> Tokens:
     "cumsum",
     "topk",
     "flip",
-    "rev",
+    "prims::rev",
     "cumprod",
     "cummax",
     "cummin",

@@ -84,12 +84,12 @@ POINTWISE = "any pointwise operator"
 # Where an operator is told the size of its output, that argument's place.
 SIZED = {"view": 1, "_unsafe_view": 1, "reshape": 1, "expand": 1, "full": 0, "empty": 0, "zeros": 0, "ones": 0}
 SIZED |= {"slice_backward": 1, "select_backward": 1, "new_zeros": 1, "new_empty": 1, "new_full": 1, "new_ones": 1}
-LENGTHS = frozenset(("iota", "arange"))
+LENGTHS = frozenset(("prims::iota", "arange"))
 # Constants, and 0, 1, 2, ...: made anew for each shard.
 MAKERS = frozenset(("full", "empty", "zeros", "ones", "scalar_tensor", *LENGTHS))
 SAME_SHAPE = frozenset(
-    "clone convert_element_type _to_copy where fma rsqrt copy lift_fresh_copy zeros_like ones_like full_like "
-    "empty_like device_put".split()
+    "clone _to_copy where rsqrt copy lift_fresh_copy zeros_like ones_like full_like empty_like "
+    "prims::convert_element_type prims::fma prims::device_put".split()
 )
 
 

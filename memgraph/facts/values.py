@@ -18,7 +18,7 @@ from memgraph.hardware import Hardware
 HEAVY = frozenset(("exp", "sigmoid"))
 
 # Lowered to write into their first argument.
-WRITES_INTO = frozenset(("shard_put", "shard_add"))
+WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add"))
 
 Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", "tuple", "symbol"]
 

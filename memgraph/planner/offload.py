@@ -17,6 +17,7 @@ from memgraph.planner.schedule import Copies
 from memgraph.planner.transfers import Clock, Tier, place
 
 if TYPE_CHECKING:
+    from memgraph.facts.values import Value
     from memgraph.planner.solve import Planner
 
 # How many bases are tried, and the windows: in largest moved values, all of them and none.
@@ -37,6 +38,20 @@ class Tiers:
 
     def named(self, name: str) -> Tier | None:
         return next((tier for tier in self.tiers if tier.name == name), None)
+
+
+def _fill(
+    values: Sequence[int], facts: Sequence[Value], tiers: Sequence[Tier], room: dict[str, float]
+) -> list[tuple[int, Tier]]:
+    """The first tier with room for each value, in this order; `room` is what is left afterwards."""
+    chosen = []
+    for i in values:
+        size = facts[i].bytes
+        tier = next((tier for tier in tiers if tier.room(size) <= room[tier.name]), None)
+        if tier is not None:
+            room[tier.name] -= tier.room(size)
+            chosen.append((i, tier))
+    return chosen
 
 
 class Offloader:
@@ -146,13 +161,10 @@ class Offloader:
                 chosen.append((i, rule))
             elif rule is None and i in values and self._free(i):
                 waiting.append(i)
-        for i in reversed(waiting):
-            size = facts[i].bytes
-            tier = next((t for t in self.tiers.tiers if not t.only_rules and t.room(size) <= room[t.name]), None)
-            if tier is not None:
-                room[tier.name] -= tier.room(size)
-                chosen.append((i, tier))
-        return chosen
+        # Where room is short those born first have it: they are away the longest, and lower the peak the most.
+        open_to_all = [tier for tier in self.tiers.tiers if not tier.only_rules]
+        admitted = [i for i, _ in _fill(waiting, facts, open_to_all[::-1], dict(room))]
+        return chosen + _fill(admitted[::-1], facts, open_to_all, room)
 
     def _under(self, base: Candidate, bound: int) -> Candidate | None:
         """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
@@ -194,6 +206,23 @@ class Offloader:
         if key not in self._clocks:
             self._clocks[key] = Clock(self.facts, base.schedule)
         return self._clocks[key]
+
+    def without_room(self, chosen: Candidate, missed: bool) -> Iterator[tuple[Tier, int]]:
+        """Tiers whose room was in the way, with the bytes that all that may go there need.
+
+        missed: the choice is larger than its bound, so that everything should have gone. Else a tier was in the way
+        where a value that stays finds no room.
+        """
+        values = self.facts.values
+        moves = {move.value: move.tier for move in chosen.moves}
+        movable = [i for i in self.movable(self.plain() if chosen.stock else chosen) if self._free(i)]
+        for tier in self.tiers.tiers:
+            fitting = [i for i in movable if self._rule(i) == tier or (self._rule(i) is None and not tier.only_rules)]
+            room = {i: tier.room(values[i].bytes) for i in fitting if moves.get(i, tier.name) == tier.name}
+            need, capacity = sum(room.values()), math.inf if tier.capacity is None else tier.capacity
+            left = capacity - sum(size for i, size in room.items() if i in moves)
+            if need > capacity if missed else any(size > left for i, size in room.items() if i not in moves):
+                yield tier, need
 
     def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:
         """Values that a rule sends away and that stay, with the reason."""

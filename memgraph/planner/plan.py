@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 Action = Literal["save", "recompute", "offload", "tile"]
@@ -23,6 +24,7 @@ class Decision:
     seconds: predicted time of computing the value once more (0 for a saved one).
     why: one phrase: what made the planner, a rule or a tag choose this.
     tier: where an offloaded value lies: "host" or "nvme"; "" for the others.  shards: of a region.
+    fused: computed within the kernels that read it, in the forward and in the backward: its bytes are never held.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Decision:
     why: str = ""
     tier: str = ""
     shards: int = 0
+    fused: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,15 @@ class Timeline:
     """Allocated bytes above the baseline, one event after another, over the forward and then the backward."""
 
     events: tuple[Event, ...] = ()
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[Any]]) -> Timeline:
+        """What `rows` gave.  Raises TypeError or ValueError for anything else."""
+        return cls(tuple(Event(*row) for row in rows))
+
+    def rows(self) -> list[tuple[str, str, int]]:
+        """Phase, name and bytes of each event, for JSON: a large graph has tens of thousands."""
+        return [(event.phase, event.name, event.bytes) for event in self.events]
 
     def sums(self) -> list[int]:
         """Allocated bytes above the baseline after each event."""

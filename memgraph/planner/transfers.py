@@ -26,6 +26,8 @@ class Tier:
 
     only_rules: only what a rule sends there goes there.  page, extra: a value takes whole pages (bytes) there, for
     itself and so many bytes more.  gpudirect: the way that out and back are figures of, which the runtime is told.
+    limit: the most bytes that the runtime may take in all, other graphs' with them, None for no limit.
+    why: what the capacity is, to read; no part of the value, as it may tell what is free to the byte.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Tier:
     page: int = 1
     extra: int = 0
     gpudirect: bool = False
+    limit: int | None = None
+    why: str = dataclasses.field(default="", compare=False, repr=False)
 
     def room(self, size: int) -> int:
         """Bytes that a value of `size` bytes takes."""

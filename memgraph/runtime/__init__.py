@@ -8,6 +8,7 @@ from memgraph.runtime.sanitizer import sanitized
 from memgraph.runtime.tiers import (
     Reservation,
     Statistics,
+    Taken,
     gpudirect_refusal,
     host_pool,
     prepare,
@@ -15,6 +16,7 @@ from memgraph.runtime.tiers import (
     room,
     scratch_file,
     statistics,
+    taken,
 )
 from memgraph.runtime.value import Layout, Settings, span
 
@@ -23,6 +25,7 @@ __all__ = [
     "Reservation",
     "Settings",
     "Statistics",
+    "Taken",
     "gpudirect_refusal",
     "host_pool",
     "ops",
@@ -34,4 +37,5 @@ __all__ = [
     "shards",
     "span",
     "statistics",
+    "taken",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from memgraph.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
+from memgraph.runtime.reservations import Reservations, listed
 from memgraph.runtime.slots import Slot, Slots, pages
 from memgraph.runtime.value import Layout, Settings, Transfer, Value
 from memgraph.sizes import format_size
@@ -75,28 +77,47 @@ class HostPool:
         self.device = device
         self._memory = memory or Memory()
         self._segments: list[Segment] = []
-        self._reserved = 0
+        self.reservations = Reservations()
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self.slots = Slots(self._vacated)
 
-    def reserve(self, size: int, cap: int | None = None) -> None:
-        """Have `size` bytes more than all earlier reservations, before the first step. Raises OffloadError."""
+    def reserve(self, size: int, cap: int | None = None, owner: str = "") -> int:
+        """Have `size` bytes more than all earlier reservations, before the first step.
+
+        cap: the most bytes of the pool.  owner: for messages.  Returns the number that `release` takes.
+        Raises OffloadError.
+        """
         with self._lock:
-            wanted = self._reserved + pages(size)
+            self.reservations.settle()
+            wanted = self.reservations.total + pages(size)
             if wanted > self.slots.total:
                 self._grow(wanted - self.slots.total, cap)
-            self._reserved = wanted
+            return self.reservations.add(owner, pages(size))
 
-    def release(self, size: int) -> None:
+    def release(self, number: int) -> None:
         """Give a reservation back; free memory beyond those that remain is returned to the system."""
-        with self._lock:
-            self._reserved -= pages(size)
-            self._trim()
+        self.reservations.leave(number)
+        self.trim()
 
     def trim(self) -> None:
         """Return free memory that no reservation needs to the system."""
         with self._lock:
+            self.reservations.settle()
             self._trim()
+
+    def settle(self) -> None:
+        """Take note of all reservations that ended, and slots that came back."""
+        with self._lock:
+            if self.reservations.settle():
+                self._trim()
+        self.slots.settle()
+
+    def reserved(self) -> tuple[tuple[str, int], ...]:
+        """Who has reserved how many bytes, the largest first."""
+        with self._lock:
+            self.reservations.settle()
+            return self.reservations.holders()
 
     def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> Transfer:
         layout = Layout.of(tensor)
@@ -112,6 +133,8 @@ class HostPool:
         return layout.empty()
 
     def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
+        if self._process != os.getpid():  # which may have given the bytes to another value by now
+            raise value.error("it was offloaded by another process, which has forked this one: values stay there")
         return _Back(value, tensor, self)
 
     def bytes(self, slot: Slot, size: int) -> torch.Tensor:
@@ -126,29 +149,33 @@ class HostPool:
             with self._lock:
                 slot = self.slots.take(size)  # another thread may have grown the pool
                 if slot is None:
-                    self._trim_for(pages(size))
-                    self._grow(pages(size), cap)
-                    slot = self.slots.take(size)
+                    self.reservations.settle()
+                    self._trim(below=pages(size))
+                    slot = self._grow(pages(size), cap, take=size)
         return slot
 
-    def _grow(self, size: int, cap: int | None) -> None:
+    def _grow(self, size: int, cap: int | None, take: int = 0) -> Slot | None:
+        """Take in `size` bytes of memory; a slot of `take` of them, where that is asked for."""
         if cap is not None and self.slots.total + size > cap:
+            held = listed(self.reservations.holders())
             raise OffloadError(
-                f"the host pool holds {self.slots.total} bytes and needs {size} more; its cap is {cap}", tier="host"
+                f"the host pool holds {self.slots.total} bytes and needs {size} more; its cap is {cap}"
+                + f" (reserved: {held})" * bool(held),
+                tier="host",
             )
         segment = Segment(size, self.device, self._memory, "host pool")
         self._segments = [*self._segments, segment]
-        self.slots.add(segment.address, size)
+        # Other threads take slots without the lock of the pool: what is asked for is taken in the same moment.
+        return self.slots.add(segment.address, size, take=take)
 
-    def _trim(self) -> None:
+    def _trim(self, below: int | None = None) -> None:
+        """Give free segments back that no reservation needs, the largest first.
+
+        below: only those that are smaller, which make room for one that is not.
+        """
+        reserved = self.reservations.total
         for segment in sorted(self._segments, key=lambda segment: -segment.size):
-            if self.slots.total - segment.size >= self._reserved:
-                self._drop(segment)
-
-    def _trim_for(self, size: int) -> None:
-        """Free segments that are too small for what comes make room for one that is not: the pool stays small."""
-        for segment in self._segments:
-            if segment.size < size:
+            if self.slots.total - segment.size >= reserved and (below is None or segment.size < below):
                 self._drop(segment)
 
     def _drop(self, segment: Segment) -> None:

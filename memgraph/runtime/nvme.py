@@ -53,7 +53,7 @@ class NvmeTier(Scratch):
     def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> Transfer:
         layout = Layout.of(tensor)
         try:
-            slot = self.take(room(layout.nbytes, tensor.device), settings.limit)
+            slot = self.take(room(layout.nbytes, tensor.device), settings.limit, settings.margin)
             gpudirect = settings.gpudirect and not settings.verify and self.register()
         except OffloadError as error:
             raise OffloadError(error.reason, value=name, tier="nvme", path=self.folder) from error

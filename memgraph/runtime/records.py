@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 
@@ -19,8 +20,28 @@ class Record:
     def __init__(self, value: Value, tier: Tier, settings: Settings):
         self.value, self.tier, self.settings = value, tier, settings
         self.run: Run | None = None
-        self.early: Reload | None = None
         self.asked = False  # a reload of it has begun
+        self.early: Reload | None = None
+        self._coming = False  # somebody is about to begin an early load, or has
+        self._lock = threading.Lock()
+
+    def load_early(self) -> None:
+        """Begin to load the value before it is asked for, where nobody has yet."""
+        with self._lock:
+            if self.asked or self._coming:
+                return
+            self._coming = True
+        begun = Reload(self, self.value.layout)
+        with self._lock:
+            if not self.asked:  # else who asked meanwhile has a load of its own, and this one is given up
+                self.early, begun = begun, None
+
+    def ask(self) -> Reload | None:
+        """Note that the value is asked for; the load that began early, which is the caller's now."""
+        with self._lock:
+            self.asked = True
+            early, self.early = self.early, None
+        return early
 
 
 class Offload:
@@ -76,8 +97,7 @@ def reload(record: Record, layout: Layout) -> Reload:
     """
     if not layout.holds(record.value.layout):
         raise record.value.error(f"it was stored as {record.value.layout} and asked for as {layout}")
-    early, record.early = record.early, None
-    record.asked = True
+    early = record.ask()
     begun = early if early is not None and Layout.of(early.tensor) == layout else Reload(record, layout)
     history(layout.device).look_ahead(record)
     return begun
@@ -126,10 +146,9 @@ class History:
         if not room:
             return
         for other in self._before(record.run):
-            if other.early is None:
-                if other.value.layout.nbytes > room or other.value.lost:
-                    return
-                other.early = Reload(other, other.value.layout)
+            if other.value.layout.nbytes > room or other.value.lost:
+                return
+            other.load_early()
             room -= other.value.layout.nbytes
 
     def _before(self, run: Run | None) -> list[Record]:
@@ -148,3 +167,13 @@ def history(device: torch.device) -> History:
     """The history of `device`."""
     with _lock:
         return _histories.setdefault(device, History())
+
+
+def _in_a_child() -> None:
+    """A forked child begins anew: the values of its parent are none of its own."""
+    global _lock
+    _histories.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_a_child)

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from memgraph.errors import OffloadError
-from memgraph.runtime import gpudirect, sanitizer
+from memgraph.runtime import gpudirect, sanitizer, space
 from memgraph.runtime.gpudirect import GpuDirect, Opener
 from memgraph.runtime.host import Memory, Segment
+from memgraph.runtime.reservations import Reservations, listed
 from memgraph.runtime.slots import PAGE, Slot, Slots, pages
+from memgraph.runtime.space import Calls
 
 # Of raw direct I/O alone, 1 to 4 threads and 1 to 16 MiB, on two cores and a virtual disk: among the fastest.
 THREADS = 3
@@ -27,29 +29,6 @@ BLOCK = 4 << 20
 _RETRIES = 8  # of a call that moved less than a page
 
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
-_NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
-
-
-class Calls:
-    """The system calls of a scratch file; tests hand in others. All raise OSError."""
-
-    def open(self, path: str, flags: int, mode: int) -> int:
-        return os.open(path, flags, mode)
-
-    def unlink(self, path: str) -> None:
-        os.unlink(path)
-
-    def close(self, file: int) -> None:
-        os.close(file)
-
-    def fallocate(self, file: int, offset: int, size: int) -> None:
-        os.posix_fallocate(file, offset, size)
-
-    def pwrite(self, file: int, data: memoryview, offset: int) -> int:
-        return os.pwritev(file, [data], offset)
-
-    def pread(self, file: int, data: memoryview, offset: int) -> int:
-        return os.preadv(file, [data], offset)
 
 
 class Staging:
@@ -90,7 +69,7 @@ class Scratch:
         self.written = self.read = 0
         self._memory = memory or Memory()
         self.file = -1
-        self._reserved = 0
+        self.reservations = Reservations()
         self._lock = threading.Lock()
         self._counts = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
@@ -100,53 +79,65 @@ class Scratch:
 
     # -- space
 
-    def reserve(self, size: int, limit: int | None = None) -> None:
-        """Have `size` bytes more than all earlier reservations on the disk. Raises OffloadError where they are not."""
-        with self._lock:
-            wanted = self._reserved + pages(size)
-            self._open()
-            if wanted > self.slots.total:
-                self._grow(wanted - self.slots.total, limit)
-            self._reserved = wanted
+    def reserve(self, size: int, limit: int | None = None, margin: float | None = None, owner: str = "") -> int:
+        """Have `size` bytes more than all earlier reservations on the disk; return the number that `release` takes.
 
-    def release(self, size: int) -> None:
+        limit: the most bytes of the file.  margin: what stays free on the disk (space.Space).  owner: for messages.
+        Raises OffloadError where there is no room; the disk is as it was then.
+        """
+        with self._opened():
+            self.reservations.settle()
+            wanted = self.reservations.total + pages(size)
+            if wanted > self.slots.total:
+                self._grow(wanted - self.slots.total, limit, margin)
+            return self.reservations.add(owner, pages(size))
+
+    def release(self, number: int) -> None:
         """Give a reservation back; with the last one, and no value in the file, the file goes and its threads."""
-        with self._lock:
-            self._reserved -= pages(size)
-            self._close_if_idle()
+        self.reservations.leave(number)
+        self.trim()
 
     def trim(self) -> None:
         """Close the file where no reservation and no value needs it."""
         with self._lock:
             self._close_if_idle()
 
-    def take(self, size: int, limit: int | None) -> Slot:
-        """A slot for `size` bytes; the file grows where none is free. Raises OffloadError."""
+    def settle(self) -> None:
+        """Take note of all reservations that ended, and slots that came back."""
         with self._lock:
-            self._open()
-            return self._take(size, limit)
+            if self.reservations.settle():
+                self._close_if_idle()
+            self.slots.settle()
 
-    def _take(self, size: int, limit: int | None = None) -> Slot:
-        slot = self.slots.take(size)
-        if slot is None:
-            self._grow(pages(size), limit)
-            slot = self.slots.take(size)
-        return slot
+    def reserved(self) -> tuple[tuple[str, int], ...]:
+        """Who has reserved how many bytes, the largest first."""
+        with self._lock:
+            self.reservations.settle()
+            return self.reservations.holders()
 
-    def _grow(self, size: int, limit: int | None) -> None:
+    def take(self, size: int, limit: int | None, margin: float | None = None) -> Slot:
+        """A slot for `size` bytes; the file grows where none is free. Raises OffloadError."""
+        with self._opened():
+            return self._take(size, limit, margin)
+
+    def _take(self, size: int, limit: int | None = None, margin: float | None = None) -> Slot:
+        return self.slots.take(size) or self._grow(pages(size), limit, margin, take=size)
+
+    def _grow(self, size: int, limit: int | None, margin: float | None, take: int = 0) -> Slot | None:
+        """Make the file `size` bytes longer; a slot of `take` of them, where that is asked for."""
         total = self.slots.total
         if limit is not None and total + size > limit:
-            raise self._error(f"the file holds {total} bytes and needs {size} more; its limit is {limit}")
+            held = listed(self.reservations.holders())
+            raise self._error(
+                f"the file holds {total} bytes and needs {size} more; its limit is {limit}"
+                + f" (reserved: {held})" * bool(held)
+            )
+        end = {"offset": total, "size": size, "margin": margin, "write": self._write_zeros}
         try:
-            try:
-                self.calls.fallocate(self.file, total, size)
-            except OSError as error:
-                if error.errno not in _NO_FALLOCATE:
-                    raise
-                self._write_zeros(total, size)
+            space.reserve(self.calls, self.file, self.folder, **end)
         except OSError as error:
             raise self._error(f"{size} bytes cannot be reserved: {error.strerror or error}") from error
-        self.slots.add(total, size, apart=False)
+        return self.slots.add(total, size, apart=False, take=take)
 
     def _write_zeros(self, offset: int, size: int) -> None:
         """Reserve by writing, on a file system that cannot do it otherwise."""
@@ -157,6 +148,17 @@ class Scratch:
                 self._all(self.calls.pwrite, buffer.view[:count], offset + start)
 
     # -- the file
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        """The lock, and an open file; after an error one that nobody needs is closed again."""
+        with self._lock:
+            self._open()
+            try:
+                yield
+            except BaseException:
+                self._close_if_idle()
+                raise
 
     def _open(self) -> None:
         if self.file >= 0:
@@ -227,9 +229,17 @@ class Scratch:
             file, self.file = self.file, -1
             self.calls.close(file)
 
+    def disown(self) -> None:
+        """In a forked child: let the parent's file go. Takes no lock, as nobody is left to give it back."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                self.calls.close(file)
+
     def _close_if_idle(self) -> None:
+        self.reservations.settle()
         self.slots.settle()
-        if self.file < 0 or self._reserved or self.slots.live:
+        if self.file < 0 or self.reservations.total or self.slots.live:
             return
         self._workers.shutdown()  # nothing is under way: a transfer holds its slot
         self._shut()
@@ -246,7 +256,7 @@ class Scratch:
     def run(self, job: Callable[[int], None], blocks: int) -> None:
         """Do `job(block)` for each block, on the threads of this file, in this order. `job` must not raise."""
         if self._process != os.getpid():
-            raise self._error("the file was opened by another process: its threads did not come through the fork")
+            raise self._error("the file was opened by another process, which has forked this one: values stay there")
         for block in range(blocks):
             self._workers.submit(job, block)
 

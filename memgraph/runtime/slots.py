@@ -53,13 +53,19 @@ class Slots:
         self._returned: deque[tuple[int, int, Any]] = deque()
         self._lock = threading.Lock()
 
-    def add(self, start: int, size: int, *, apart: bool = True) -> None:
-        """Take a range in. A slot does not reach from a range that lies `apart` into its neighbours."""
+    def add(self, start: int, size: int, *, apart: bool = True, take: int = 0) -> Slot | None:
+        """Take a range in. A slot does not reach from a range that lies `apart` into its neighbours.
+
+        take: bytes of the range that the caller gets as a slot, before any other thread can have them.
+        """
+        taken = pages(take) if take else 0
         with self._lock:
             if apart:
                 self._borders |= {start, start + size}
             self.total += size
-            self._insert(start, start + size)
+            if taken < size:
+                self._insert(start + taken, start + size)
+            return self._slot(start, taken) if taken else None
 
     def remove(self, start: int, size: int) -> bool:
         """Take a range out that was added `apart`; False, and nothing done, where a slot of it is taken."""
@@ -85,9 +91,7 @@ class Slots:
             del self._ends[end]
             if room > size:
                 self._free[start + size], self._ends[end] = end, start + size
-            self.live += size
-            self.peak = max(self.peak, self.live)
-            return Slot(start, size, self._give_back)
+            return self._slot(start, size)
 
     def pending(self) -> list[Any]:
         """The events of copies that may still touch a free range."""
@@ -100,6 +104,11 @@ class Slots:
         """Take note of all slots that came back."""
         with self._lock:
             self._settle()
+
+    def _slot(self, start: int, size: int) -> Slot:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        return Slot(start, size, self._give_back)
 
     def _give_back(self, start: int, size: int, event: Any) -> None:
         self._returned.append((start, size, event))

@@ -6,6 +6,7 @@ Compute and copies wait for each other by events alone; only `join` makes a thre
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -87,3 +88,12 @@ def join(event: Event) -> None:
     """Make the calling thread itself wait for `event`."""
     if event is not None:
         event.synchronize()
+
+
+def _in_a_child() -> None:
+    """After a fork another thread's lock is nobody's."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_a_child)

@@ -38,5 +38,10 @@ def content(ticket: torch.Tensor, kind: type) -> Any:
     number = ticket.item()
     handle = _owned.get(number)
     if handle is None or not isinstance(handle.content, kind):
-        raise OffloadError(f"{number} is no ticket of a {kind.__name__}, or not any more")
+        raise OffloadError(
+            f"{number} is no ticket of a {kind.__name__}, or not any more: a copy stands for what was saved "
+            "in the forward. torch.autograd.graph.saved_tensors_hooks around the call make one where they clone or "
+            "store what they pack. Call the compiled function outside of them, let them return CPU tensors of dtype "
+            "int64 as they are, or switch option 'offload' off"
+        )
     return handle.content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -15,8 +14,9 @@ from memgraph.runtime import nvme
 from memgraph.runtime.gpudirect import Opener
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.nvme import NvmeTier
-from memgraph.runtime.scratch import Calls
+from memgraph.runtime.reservations import Tidier, listed
 from memgraph.runtime.slots import pages
+from memgraph.runtime.space import Calls
 from memgraph.runtime.streams import exact
 from memgraph.runtime.value import Settings
 
@@ -24,6 +24,7 @@ Tier = HostPool | NvmeTier
 _pools: dict[torch.device, HostPool] = {}
 _files: dict[tuple[str, torch.device], NvmeTier] = {}
 _lock = threading.Lock()
+_tidier = Tidier()
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,28 @@ class Statistics:
 
 
 class Reservation:
-    """Room in the tiers for one compiled graph; given back by `close`, or when the last reference dies."""
+    """Room in the tiers for one compiled graph; given back by `close`, or soon after the last reference dies."""
 
-    def __init__(self, *give_back: functools.partial[None]):
-        self._finalizers = [weakref.finalize(self, part) for part in give_back]
-        for finalizer in self._finalizers:
-            finalizer.atexit = False
+    def __init__(self) -> None:
+        self._held: list[tuple[Tier, int, weakref.finalize]] = []
+
+    def hold(self, tier: Tier, number: int) -> None:
+        """Take a tier's reservation over."""
+        finalizer = weakref.finalize(self, _leave, tier, number)
+        finalizer.atexit = False
+        self._held.append((tier, number, finalizer))
 
     def close(self) -> None:
         """Give the room back, once. What no value and no other graph needs goes back to the system."""
-        for finalizer in self._finalizers:
-            finalizer()
+        for tier, number, finalizer in self._held:
+            if finalizer.detach() is not None:
+                tier.release(number)
+
+
+def _leave(tier: Tier, number: int) -> None:
+    """End a reservation from a finalizer: any thread, inside of any lock."""
+    tier.reservations.leave(number)
+    _tidier.ask(tier)
 
 
 def room(size: int, tier: str, device: torch.device | str) -> int:
@@ -69,30 +81,63 @@ def room(size: int, tier: str, device: torch.device | str) -> int:
     return nvme.room(size, torch.device(device)) if tier == "nvme" else pages(size)
 
 
-def prepare(device: torch.device | str, options: str, host_bytes: int = 0, nvme_bytes: int = 0) -> Reservation:
+def prepare(
+    device: torch.device | str, options: str, host_bytes: int = 0, nvme_bytes: int = 0, owner: str = ""
+) -> Reservation:
     """Reserve room for the values of one compiled graph on `device`, before its first step.
 
-    `options` as in `offload_start`; the bytes are sums of `room`. Those of several graphs add up. Raises OffloadError
-    where there is no room, or it lies beyond `cap` or `limit`; nothing stays reserved then.
+    `options` as in `offload_start`; the bytes are sums of `room`. Those of several graphs add up. `owner`: what the
+    graph is called where others find no room. Raises OffloadError where there is no room, or it lies beyond `cap` or
+    `limit`; nothing stays reserved then.
     """
     settings, device = Settings.parse(options), exact(device)
-    parts = []
+    _tidier.start()
+    reservation = Reservation()
     try:
         if host_bytes:
             pool = host_pool(device)
-            pool.reserve(host_bytes, settings.cap)
-            parts.append(functools.partial(pool.release, host_bytes))
+            reservation.hold(pool, pool.reserve(host_bytes, settings.cap, owner))
         if nvme_bytes:
             file = scratch_file(settings.folder, device)
-            file.reserve(nvme_bytes, settings.limit)
-            parts.append(functools.partial(file.release, nvme_bytes))
+            reservation.hold(file, file.reserve(nvme_bytes, settings.limit, settings.margin, owner))
             if settings.gpudirect and not settings.verify:
                 file.register()
     except BaseException:
-        for part in parts:
-            part()
+        reservation.close()
         raise
-    return Reservation(*parts)
+    return reservation
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is taken of one tier in this process.
+
+    Attributes:
+        holders: each owner of reservations and its bytes, the largest first. spare: bytes that the tier has of the
+        system and nobody has reserved.
+    """
+
+    holders: tuple[tuple[str, int], ...] = ()
+    spare: int = 0
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all reservations."""
+        return sum(size for _, size in self.holders)
+
+    def __str__(self) -> str:
+        return listed(self.holders)
+
+
+def taken(tier: str, device: torch.device | str, folder: str = "") -> Taken:
+    """What compiled graphs have reserved in the tier of `device` (in `folder`). Makes and opens nothing."""
+    device = exact(device)
+    with _lock:
+        found = _pools.get(device) if tier == "host" else _files.get((os.path.realpath(folder), device))
+    if found is None:
+        return Taken()
+    holders = found.reserved()
+    return Taken(holders, max(0, found.slots.total - sum(size for _, size in holders)))
 
 
 def statistics(device: torch.device | str | None = None) -> Statistics:
@@ -102,7 +147,7 @@ def statistics(device: torch.device | str | None = None) -> Statistics:
         pools = [pool for where, pool in _pools.items() if key in (None, where)]
         files = [file for (_, where), file in _files.items() if key in (None, where)]
     for tier in [*pools, *files]:
-        tier.slots.settle()
+        tier.settle()
     opened = [file.direct for file in files if file.direct is not None]
     return Statistics(
         host_live=sum(pool.slots.live for pool in pools),
@@ -163,3 +208,19 @@ def scratch_file(
         if calls is not None or gds is not None or key not in _files:
             _files[key] = NvmeTier(*key, calls=calls, gds=gds)
         return _files[key]
+
+
+def _in_a_child() -> None:
+    """A forked child has tiers of its own: memory that two processes write, and threads that are not there, have ended.
+
+    Its copy of the descriptors would keep the parent's files on the disk for as long as it lives.
+    """
+    global _lock, _tidier
+    for file in _files.values():
+        file.disown()
+    _pools.clear()
+    _files.clear()
+    _lock, _tidier = threading.Lock(), Tidier()  # another thread may have held them
+
+
+os.register_at_fork(after_in_child=_in_a_child)

@@ -21,15 +21,17 @@ class Settings:
     """What the `options` string of the ops holds, as a JSON object.
 
     Attributes:
-        folder: where the scratch file lies (tier nvme). limit: its most bytes. cap: the most bytes of the host
-        pool. None sets no bound. verify: keep a checksum of each value and compare it. window: bytes that may be
-        loaded early for the graph that ran before this one; 0 is off. graph: a name of the graph; values of
-        another graph, or a name that comes again, begin another run. gpudirect: past the memory of the host
-        (tier nvme), where the scratch file lets itself be registered for it and no checksum needs the bytes there.
+        folder: where the scratch file lies (tier nvme). limit: its most bytes. margin: what of the disk stays free
+        (space.Space); None for the default. cap: the most bytes of the host pool. None sets no bound. verify: keep a
+        checksum of each value and compare it. window: bytes that may be loaded early for the graph that ran before
+        this one; 0 is off. graph: a name of the graph; values of another graph, or a name that comes again, begin
+        another run. gpudirect: past the memory of the host (tier nvme), where the scratch file lets itself be
+        registered for it and no checksum needs the bytes there.
     """
 
     folder: str = ""
     limit: int | None = None
+    margin: int | float | None = None
     cap: int | None = None
     verify: bool = False
     window: int = 0

@@ -1,0 +1,36 @@
+"""Gradients that add up: of a value that the forward reads often, as the weight of a cell that is unrolled over time.
+
+Autograd adds the parts one by one, as they come. Inductor makes one kernel of all additions, which runs when the last
+part is there; until then all of them are live. A plan may have the sums written to memory instead (passes/settle.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+# Additions from which on a gradient counts as added up. Two parts fewer are live at the most with two (decision 0010).
+LEAST_SUMS = 3
+
+
+def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
+    """The additions by which the gradients of a value that is read often add up, where there are LEAST_SUMS or more."""
+    backward = set(backward)
+    chains: list[list[fx.Node]] = []
+    sums = {node for node in backward if node.target is torch.ops.aten.add.Tensor and _adds_gradients(node, backward)}
+    for node in sums:
+        if any(user in sums for user in node.users) and len(node.users) == 1:
+            continue  # not the last of its chain
+        chain = [node]
+        while previous := [arg for arg in chain[-1].all_input_nodes if arg in sums and len(arg.users) == 1][:1]:
+            chain += previous
+        chains.append(chain)
+    return {node for chain in chains if len(chain) >= LEAST_SUMS for node in chain}
+
+
+def _adds_gradients(node: fx.Node, backward: set[fx.Node]) -> bool:
+    values = [arg.meta.get("val") if isinstance(arg, fx.Node) else None for arg in (node, *node.args[:2])]
+    same = all(isinstance(v, torch.Tensor) and v.shape == values[0].shape for v in values)
+    return same and not node.kwargs and backward.issuperset(node.args[:2])
