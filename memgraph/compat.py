@@ -281,7 +281,9 @@ def lower_transfers() -> None:
         return stock["offload_start"](ir.ExternKernel.require_exact_strides(x, strides), *rest)
 
     def offload_finish(ticket: Any, x: Any, tier: str) -> Any:
-        started = ticket.data.data.inputs[0]  # the ticket is an output of the operator that started the copy
+        started = ticket.data.data
+        if isinstance(started, ir.MultiOutput):  # 2.11, 2.13: a buffer that takes the operator's only output
+            started = started.inputs[0]
         source = started.inputs[0]
         box = source if isinstance(source, ir.BaseView) else ir.StorageBox(source)
         return stock["offload_finish"](ticket, ir.TensorBox(box), tier)
