@@ -377,6 +377,27 @@ def test_a_copy_and_its_end_get_one_buffer():
     assert started == finished
 
 
+def test_what_comes_back_is_aligned():
+    """Inductor takes what an operator with a CPU input returns for unaligned; a lowering clears the mark."""
+    from torch._inductor.virtualized import V
+
+    unaligned = set()
+
+    def note(nodes):
+        unaligned.update(V.graph.unaligned_buffers)
+        return nodes
+
+    def reloaded(held, w):
+        layout = [8, 8], [8, 1], torch.float32, torch.device("cpu"), "host"
+        ticket = torch.ops.memgraph.reload_start(held, *layout)
+        return ticket, torch.ops.memgraph.reload_finish(ticket, held, *layout)
+
+    with torch.no_grad():
+        ((_, _, source),) = compiled(reloaded, torch.zeros(1, dtype=torch.int64), square(), order=note).wrappers
+    ((ticket, value),) = re.findall(r"return \((\w+), (\w+), \)", source)
+    assert ticket in unaligned and value not in unaligned
+
+
 def test_shards_are_put_in_place():
     """A functional operator lowered to one that writes: `FallbackKernel.create` with a mutated argument."""
 
