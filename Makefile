@@ -1,4 +1,4 @@
-# Every target makes its own .venv first, once for each change of pyproject.toml.
+# Every target makes its own .venv first, once for each change of pyproject.toml, PYTHON or TORCH.
 #
 #   make test                             a venv of its own, packages from the index
 #   make test PYTHON=python3.12           the same, with another interpreter
@@ -12,6 +12,13 @@ OFFLINE ?=
 VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
+# Made with another interpreter or another torch, the .venv is made anew.
+MADE := $(shell cat $(DONE) 2>/dev/null)
+ifneq ($(MADE),)
+ifneq ($(MADE),$(PYTHON) $(TORCH))
+.PHONY: $(DONE)
+endif
+endif
 
 .PHONY: demo test lint bench clean
 
@@ -33,19 +40,20 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ifeq ($(OFFLINE),)
-# torch comes first and pinned: left to the resolver, torch can cost a second download of gigabytes.
+# torch comes first and pinned: left to the resolver, torch can cost a second download of gigabytes. It brings the
+# setuptools that it bears (2.11: older than 82).
 $(DONE): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	touch $@
+	echo "$(PYTHON) $(TORCH)" > $@
 else
 # --system-site-packages sees the base interpreter's packages only; the .pth file adds those of a PYTHON that is
 # itself a venv. Without a pip of its own, the venv uses PYTHON's, and PYTHON's setuptools (77 or newer) with it.
 $(DONE): pyproject.toml
-	$(PYTHON) -m venv --without-pip --system-site-packages $(VENV)
+	$(PYTHON) -m venv --clear --without-pip --system-site-packages $(VENV)
 	$(PYTHON) -c 'import site; print("\n".join(site.getsitepackages()))' \
 		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	$(BIN)/python -m pip install --quiet -e . --no-deps --no-build-isolation
-	touch $@
+	echo "$(PYTHON) $(TORCH)" > $@
 endif

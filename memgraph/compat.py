@@ -1,4 +1,8 @@
-"""Every private import from torch, in one place."""
+"""Every private import from torch, in one place.
+
+tests/test_canary.py names each of them, and says what memgraph leans on. Where the supported versions (2.11, 2.13 and
+2.15) differ, the shim names the versions that need it and the change of torch that makes it unnecessary.
+"""
 
 from __future__ import annotations
 
@@ -197,10 +201,15 @@ def fake_mode_of(values: Any) -> Any:
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has a shape, but no contents."""
-    from torch._subclasses import FakeTensor
+    """Whether a tensor has a shape, but no contents.
 
-    return isinstance(tensor, FakeTensor)
+    2.11, 2.13: each is a FakeTensor. 2.15 can keep them in C++ as well (torch/_subclasses/fake_tensor.py), and tells.
+    """
+    from torch._subclasses import fake_tensor
+
+    if hasattr(fake_tensor, "is_fake_tensor"):
+        return fake_tensor.is_fake_tensor(tensor)
+    return isinstance(tensor, fake_tensor.FakeTensor)
 
 
 @contextlib.contextmanager
@@ -313,7 +322,10 @@ def lower_transfers() -> None:
         return stock["offload_start"](ir.ExternKernel.require_exact_strides(x, strides), *rest)
 
     def offload_finish(ticket: Any, x: Any, tier: str) -> Any:
-        started = ticket.data.data.inputs[0]  # the ticket is an output of the operator that started the copy
+        started = ticket.data.data
+        if isinstance(started, ir.MultiOutput):
+            # 2.11, 2.13: a second buffer takes the operator's only output; unnecessary from 2.15 (pytorch#184279).
+            started = started.inputs[0]
         source = started.inputs[0]
         box = source if isinstance(source, ir.BaseView) else ir.StorageBox(source)
         return stock["offload_finish"](ticket, ir.TensorBox(box), tier)
@@ -358,10 +370,47 @@ def invoke_subgraph() -> Any:
 
 
 def inner_compile() -> Any:
-    """Inductor's compiler of one graph."""
+    """Inductor's compiler of one graph, whose bodies write over nothing that they are given."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    return compile_fx_inner
+    def compile_one(*args: Any, **kwargs: Any) -> Any:
+        with _bodies_own_nothing():
+            return compile_fx_inner(*args, **kwargs)
+
+    return compile_one
+
+
+@contextlib.contextmanager
+def _bodies_own_nothing() -> Iterator[None]:
+    """While this lasts, no body is told that it may overwrite its inputs.
+
+    Up to 2.14 a body takes over the outer backward's list of inputs that may be overwritten, though its own inputs are
+    others: it wrote into weights and into values that a later call of it reads. Gradients are wrong, without a word.
+    Unnecessary from 2.15 (pytorch#193960).
+    """
+    from torch._guards import TracingContext
+    from torch._inductor.lowering import lowerings
+
+    body = invoke_subgraph()
+    stock = lowerings[body]
+
+    @functools.wraps(stock)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        context = TracingContext.try_get()
+        if context is None or context.fw_metadata is None:
+            return stock(*args, **kwargs)
+        donated = context.fw_metadata.bw_donated_idxs
+        context.fw_metadata.bw_donated_idxs = []  # the body reads it now; the outer graph has read it
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            context.fw_metadata.bw_donated_idxs = donated
+
+    lowerings[body] = lower
+    try:
+        yield
+    finally:
+        lowerings[body] = stock
 
 
 def mode_options(mode: str) -> dict[str, Any]:
@@ -492,7 +541,8 @@ def free_memory() -> int:
 def tangents_are_given_away() -> bool:
     """Whether a compiled backward holds the only reference to its tangents, and so can free them.
 
-    On 2.11 the engine holds them until the backward returns (measured); 2.13 boxes them.
+    On 2.11 the engine holds them until the backward returns (measured). Unnecessary from 2.13, which boxes them
+    (pytorch#177837).
     """
     import torch
 
@@ -580,7 +630,8 @@ def rehome(gm: Any, inputs: Any, origins: frozenset[str], device: Any) -> list[A
 def donate_nothing() -> None:
     """Tell AOTAutograd, while it compiles, that the backward leaves its saved values as they are.
 
-    Switched off by configuration alone it leaves the list at None, which its check at run time takes for a donation.
+    2.11 to 2.15: switched off by configuration alone, it leaves the list at None, which its check at run time takes for
+    a donation (`bw_donated_idxs != []` in torch/_functorch/_aot_autograd/runtime_wrappers.py).
     """
     from torch._guards import TracingContext
 
@@ -597,7 +648,10 @@ def inductor_cache_folder() -> str:
 
 
 def scheduler_pass_base() -> type:
-    """The abstract class of a pass over Inductor's scheduler nodes that may stay in its cache keys."""
+    """The abstract class of a pass over Inductor's scheduler nodes that may stay in its cache keys.
+
+    2.11 accepts a pass over FX graphs alone; unnecessary from 2.13 (pytorch#179050).
+    """
     from torch._inductor import custom_graph_pass
 
     return getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)

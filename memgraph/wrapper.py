@@ -59,8 +59,8 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
 _OPS = re.compile(r"(torch\.ops|aten|inductor_ops|_quantized|extern_kernels)\.")
 # What neither allocates nor returns anything that does: streams, events, markers, hooks, checks of alignment.
 _INERT = re.compile(
-    r"get_raw_stream|get_external_object_by_index|torch\.(cuda|xpu|accelerator)\.[\w.]+|torch\.Event"
-    r"|\w+\.(record|synchronize|wait)|run_intermediate_hooks|assert_alignment|start_graph|end_graph|nvtx\.\w+"
+    r"get_raw_stream|get_external_object_by_index|_get_stream_by_index|torch\.(cuda|xpu|accelerator)\.[\w.]+"
+    r"|torch\.Event|\w+\.(record|synchronize|wait)|run_intermediate_hooks|assert_alignment|start_graph|end_graph|nvtx\.\w+"
 )
 CUDA_STATE = 16  # bytes of the state of a CUDA generator, which lies in the memory of the host
 _EMPTY = re.compile(r"(?:tracked_)?empty_strided(?:_(cpu|cuda|xpu|mtia))?(?:_pinned)?")
@@ -76,6 +76,7 @@ class Interpreter:
         self._target = ""
         self._functions: dict[str, ast.FunctionDef] = {}
         self._globals: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+        self._kernels: set[str] = set()
         self._partitions: list[str] = []
         try:
             body = ast.parse(source).body
@@ -96,8 +97,11 @@ class Interpreter:
                 targets=[ast.Name(id="runner")], value=ast.Call(keywords=[ast.keyword(value=ast.List(elts))])
             ):
                 self._partitions = [ast.unparse(element) for element in elts]
-            case ast.Assign(targets=[ast.Name(id=name)]):
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._globals[name] = Opaque(name)
+                match value:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id="async_compile"))):
+                        self._kernels.add(name)
 
     # Storages
 
@@ -238,8 +242,12 @@ class Interpreter:
         if _OPS.match(path):
             return self._operator(path, args, kwargs)
         match node.func:
-            case ast.Name(id="assert_size_stride" | "assert_tensor_metadata"):  # the latter from 2.15 on
+            case ast.Name(id="assert_size_stride" | "assert_tensor_metadata"):
                 return self._check(*args)
+            case ast.Name(id="assert_size_stride_grouped"):  # 2.15: several inputs in one call
+                for one in zip(*args[:3], strict=True):
+                    self._check(*one)
+                return None
             case ast.Name(id="reinterpret_tensor"):
                 return view(*args)
             case ast.Name(id="alloc_from_pool"):
@@ -247,7 +255,7 @@ class Interpreter:
                 return Tensor(pool.storage, size, stride, dtype, pool.device)
             case ast.Name(id="copy_if_misaligned"):  # what torch's allocators hand out is aligned
                 return args[0]
-            case ast.Name(id=name) if isinstance(self._globals.get(name), Opaque):
+            case ast.Name(id=name) if name in self._kernels:
                 return None  # a compiled C++ kernel: it writes into its arguments
             case ast.Attribute(value=ast.Name(id=name), attr="run") if name in self._globals:
                 return None  # a Triton kernel
@@ -278,9 +286,14 @@ class Interpreter:
         device = str(device or kwargs.get("device") or rest[1])
         return self._empty(size, stride, dtype, device)
 
-    def _check(self, tensor: Any, size: Any, stride: Any, *_: Any) -> None:
-        """The wrapper checks its layouts at run time; they had better be the ones found here."""
+    def _check(self, tensor: Any, size: Any, stride: Any, *rest: torch.dtype | str) -> None:
+        """The wrapper checks its layouts at run time; they had better be the ones found here.
+
+        rest: the type of the entries, where it is checked as well (2.15), and the operator's name.
+        """
         if isinstance(tensor, Tensor):
+            if any(isinstance(item, torch.dtype) and item != tensor.dtype for item in rest):
+                raise ValueError(f"found entries of {tensor.dtype}")
             steps = zip(size, tensor.stride, stride, strict=True)
             if tensor.size != tuple(size) or any(n > 1 and mine != theirs for n, mine, theirs in steps):
                 raise ValueError(f"found size {tensor.size} and stride {tensor.stride}")

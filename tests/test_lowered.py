@@ -133,6 +133,30 @@ def test_cuda_sizes_are_rounded_and_other_devices_do_not_count():
     assert changes(read(body, before=before)) == [("buf1", 12)]
 
 
+LAYOUTS = """
+    assert_size_stride_grouped = torch._C._dynamo.guards.assert_size_stride_grouped
+    empty_strided_somewhere = torch._C._dynamo.guards._empty_strided_somewhere
+"""
+
+
+def test_checks_of_layouts_are_read():
+    """torch 2.15 checks several inputs in one call, and the type of what an operator returns."""
+    inputs = [tensor("a", 256), tensor("b", 16, 16)]
+    grouped = "assert_size_stride_grouped((a, b), ((256, ), (16, {columns})), ((1, ), (16, 1)), 'input')"
+    typed = "assert_tensor_metadata(a, (256, ), (1, ), torch.{dtype}, 'torch.ops.aten.cumsum.default')"
+    for line in (grouped.format(columns=16), typed.format(dtype="float32")):
+        assert read(f"{line}\nreturn (a, )", inputs, LAYOUTS).events == ()
+    for line in (grouped.format(columns=8), typed.format(dtype="int64")):
+        with pytest.raises(NotReadable, match="found"):
+            read(f"{line}\nreturn (a, )", inputs, LAYOUTS)
+
+
+def test_a_function_that_is_no_kernel_is_refused():
+    """Taken for a kernel, an allocation of a kind that a later torch may bring would be bytes missed."""
+    with pytest.raises(NotReadable, match="no call that memgraph knows"):
+        read("buf0 = empty_strided_somewhere((256, ), (1, ), torch.float32)\nreturn ()", before=LAYOUTS)
+
+
 def test_symbolic_sizes():
     inputs = [Input("arg0_1", 0, "arg0_1", value=6), tensor("arg1_1", 6, 4)]
     body = """

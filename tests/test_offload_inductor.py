@@ -139,7 +139,9 @@ def check_forward(code: str, moved: list[str]) -> None:
     for begun, line in enumerate(lines):
         if match := re.search(rf"(\w+) = torch\.ops\.memgraph\.offload_start\.default\({argument}, '(\w+)'", line):
             ticket, x, name = match.groups()
-            value = next(m[1] for other in lines[begun:] if (m := re.match(rf"(\w+) = {ticket}\b", other)))
+            # Up to 2.13 the ticket gets a second name; from 2.15 an operator's only output is its buffer.
+            renamed = (m[1] for other in lines[begun:] if (m := re.match(rf"(\w+) = {ticket}\b", other)))
+            value = next(renamed, ticket)
             finished = next(n for n, other in enumerate(lines) if f"offload_finish.default({value}, {x}, " in other)
             buffer = re.search(r"buf\d+", x)[0]
             given_up = [n for n, other in enumerate(lines) if re.search(rf"\bdel {buffer}\b", other)]

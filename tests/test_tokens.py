@@ -376,7 +376,11 @@ MIXED = {
     "product": (lambda m, h: m.square @ h, "view merges tokens that do not lie side by side"),
     "einsum": (lambda m, h: torch.einsum("ts,bsh->bth", m.square, h), "permute puts the tokens into another order"),
     "batch last": (lambda m, h: h.transpose(0, 1).contiguous(), "permute puts the tokens into another order"),
-    "attention": (lambda m, h: F.scaled_dot_product_attention(h, h, h), "bmm has tokens along its batch and its rows"),
+    "attention": (lambda m, h: (h @ h.mT).softmax(-1) @ h, "bmm has tokens along its batch and its rows"),
+    "fused attention": (  # with a dimension of heads: without one, torch fuses it from 2.15
+        lambda m, h: F.scaled_dot_product_attention(*[h[:, None]] * 3)[:, 0],
+        "_scaled_dot_product_flash_attention_for_cpu mixes tokens",
+    ),
     "position": (lambda m, h: h * m.square[0, :, None], "mul repeats unsqueeze along a part of the tokens"),
     "causal": (lambda m, h: torch.where(m.order[:6, None] > 2, h, -h), "where repeats gt along a part of the tokens"),
     "no rule": (lambda m, h: h.unfold(-1, WIDE, 1).squeeze(-2), "unfold has no rule for how tokens pass through it"),
