@@ -24,7 +24,8 @@ AdamW (SGD where gradients are sparse), its state made beforehand, through plain
   is a share of the first column. **refused**: before the first step, with a smallest budget; what follows is the step
   under that one. All levers: recompute, tile, offload to a scratch file (values from 4 KiB on).
 - **gradients**: the largest difference of an entry from plain Inductor's, relative to the largest entry of that
-  gradient, over all columns; right is up to 1e-4 unless it says otherwise below. Losses of five steps: up to 1e-3, relative.
+  gradient, over all columns; right is up to 1e-4 unless it says otherwise below. Losses of five steps: up to 1e-3,
+  relative.
 - **planning**: seconds of memgraph's planning in the slowest column, all attempts, on this machine as busy as it was.
 - Predicted peaks are within 1 % of the measured ones above the baseline, or it says so below.
 """

@@ -1,7 +1,7 @@
 """A zoo of model families: tiny, random weights, one training loss each.
 
-`FAMILIES` names them; `Family.make()` gives a module in training mode whose output is the loss, and its inputs. The sizes
-are chosen so that activations outweigh weights (a budget then means something) and little C++ has to be compiled.
+`FAMILIES` names them; `Family.make()` gives a module in training mode whose output is the loss, and its inputs. The
+sizes are chosen so that activations outweigh weights (a budget then means something) and little C++ has to be compiled.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def tokens(batch: int, length: int, vocabulary: int = 128) -> torch.Tensor:
 def _lend_schemas() -> list[torch.library.Library]:
     """Where torchvision's operators were built for another torch, declare those that its import asks for.
 
-    Its models need none of them; without the declaration neither torchvision nor transformers beside it can be imported.
+    Its models need none of them; without the declaration neither it nor transformers beside it can be imported.
     """
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:

@@ -33,7 +33,7 @@ def llava() -> Made:
     """CLIP's vision tower before a Llama: 64 patches take the places of 64 image tokens."""
     import transformers
 
-    text = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False) 
+    text = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False)
     config = transformers.LlavaConfig(
         text_config=text, vision_config=transformers.CLIPVisionConfig(**VISION | {"num_hidden_layers": 2}),
         image_token_index=100, vision_feature_layer=-2, vision_feature_select_strategy="default",

@@ -1,0 +1,102 @@
+"""The zoo of model families, a handful here: the smallest plans keep the gradients, and the trial sees what is wrong.
+
+`MEMGRAPH_ZOO=all pytest tests/test_zoo.py` takes all families; `make zoo` trains them through Inductor's C++.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, Family, trial
+from harness import Eager
+
+from memgraph.planner.offload import Tiers
+from memgraph.planner.transfers import Tier
+
+HANDFUL = ("glm4", "mixtral", "mamba2", "modernbert", "bart", "whisper", "clip", "wan", "recommender")
+CHOSEN = FAMILIES if os.environ.get("MEMGRAPH_ZOO") == "all" else HANDFUL
+NVME = Tiers((Tier("nvme", 1e9, 1e9),))
+
+
+def step(family: Family, backend) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and the gradients of one step."""
+    torch._dynamo.reset()
+    module, inputs = family.make()
+    torch.manual_seed(trial.SEED)
+    loss = torch.compile(module, backend=backend)(**inputs)
+    loss.backward()
+    named = module.named_parameters()
+    return loss.item(), {name: p.grad.to_dense().double().numpy() for name, p in named if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
+    family = FAMILIES[name]
+    if family.missing:
+        pytest.skip(f"{family.needs} is not installed")
+    plain = Eager()
+    loss, gradients = step(family, plain)
+    assert len(plain.planned) == 1, "the model breaks into several graphs"
+    levers = {"tile": True, "offload": {"nvme": str(tmp_path), "min_bytes": 1024, "verify": True}}
+    smallest = Eager(fraction=0.01, last=True)
+    everything = Eager(fraction=0.01, last=True, tiers=NVME, **levers)
+    for backend in (smallest, everything):
+        found, mine = step(family, backend)
+        assert found == pytest.approx(loss, rel=1e-5)
+        assert trial.difference(mine, gradients) <= family.tolerance
+        assert backend.planned[-1].plan.peak < plain.planned[-1].plan.peak, "no lever was used: nothing was tested"
+
+
+def test_one_name_one_family():
+    assert len(FAMILIES) >= 24
+    for name, family in FAMILIES.items():
+        assert family.name == name
+
+
+def test_the_optimizer_has_its_state_and_the_weights_are_as_they_were():
+    family = FAMILIES["recommender"]
+    module, _ = family.make()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    optimizer = trial.optimizer_of(family, module)
+    assert all(set(optimizer.state[p]) >= {"exp_avg", "exp_avg_sq"} for p in module.parameters())
+    assert all(p.grad is None and torch.equal(p, before[name]) for name, p in module.named_parameters())
+
+
+def test_a_difference_is_relative_to_the_gradient_and_a_missing_one_is_infinite():
+    wanted = {"weight": np.array([2.0, -4.0]), "bias": np.array([1e-9, 0.0])}
+    assert trial.difference({"weight": np.array([2.0, -4.4]), "bias": wanted["bias"]}, wanted) == pytest.approx(0.1)
+    # All but zero: measured by the largest gradient, so that rounding does not count as wrong.
+    assert trial.difference({"weight": wanted["weight"], "bias": np.array([-1e-9, 0.0])}, wanted) < 1e-5
+    assert trial.difference({"weight": wanted["weight"]}, wanted) == float("inf")
+
+
+ROW = {"budget": 1500, "baseline": 500, "predicted": 1490, "above": 995, "losses": 1e-6, "gradients": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({}, ""),
+        ({"above": 1001, "predicted": 1501}, "1 bytes over the budget"),
+        ({"above": 960}, "predicted 990, measured 960"),
+        ({"losses": float("nan")}, "losses differ"),
+        ({"gradients": 2e-4}, "gradients differ"),
+    ],
+)
+def test_a_row_tells_what_is_wrong_with_it(change, words):
+    found = "; ".join(trial._breaches(ROW | change, FAMILIES["llama"]))
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+@pytest.mark.inductor
+@pytest.mark.slow
+def test_a_family_through_inductor_in_every_column():
+    rows = list(trial.rows(FAMILIES["recommender"]))
+    assert [row["failure"] for row in rows] == [""] * len(rows)
+    accepted = [row for row in rows if "measured" in row]
+    assert {"no budget", "35%"} <= {row["column"].split(":")[0] for row in accepted}
+    assert min(row["above"] for row in accepted) < 0.9 * rows[0]["above"], "no budget changed anything"
