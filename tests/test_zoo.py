@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -100,3 +102,37 @@ def test_a_family_through_inductor_in_every_column():
     accepted = [row for row in rows if "measured" in row]
     assert {"no budget", "35%"} <= {row["column"].split(":")[0] for row in accepted}
     assert min(row["above"] for row in accepted) < 0.9 * rows[0]["above"], "no budget changed anything"
+
+
+@pytest.fixture
+def zoo_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "benchmarks"))
+    return importlib.import_module("zoo_page")
+
+
+def measured(**change):
+    """What the driver hands to the page: plain Inductor, a budget that was kept, one that was refused."""
+    kept = ROW | {"column": "60%", "graphs": 1, "planning": 2.0, "failure": "", "measured": 1495}
+    rows = [
+        {"column": "inductor", "above": 2000, "graphs": 1, "failure": ""},
+        kept | change,
+        {"column": "35%", "budget": 900, "refused": 1500, "why": ["tile no stretch"], "failure": ""},
+        kept | {"column": "35%: its minimum"},
+    ]
+    return {"family": "llama", "kind": "decoders", "rows": rows, "failure": ""}
+
+
+def test_the_page_counts_what_is_right(zoo_page):
+    text = zoo_page.page({"llama": measured()})
+    assert "**1 of 1 families are right.** Of 2 accepted budgets 2 were kept" in text
+    assert "| llama | 1 | 2 |  | 1 of 1 | refused; 1 of 1 |" in text
+    assert "- tile: no stretch (llama)" in text
+
+
+def test_the_page_says_what_is_wrong(zoo_page):
+    broken = measured(above=1100, predicted=1600, failure="100 bytes over the budget")
+    dead = {"family": "wan", "kind": "diffusion", "rows": [], "failure": "past the limit of 5 s"}
+    text = zoo_page.page({"llama": broken, "wan": dead})
+    assert "**0 of 2 families are right.** Of 2 accepted budgets 1 were kept" in text
+    assert "- llama: 60%: 100 bytes over the budget" in text
+    assert "- wan: past the limit of 5 s" in text
