@@ -101,10 +101,13 @@ def _results(out: Path) -> dict[str, dict[str, Any]]:
     results = {}
     for family in FAMILIES.values():
         if _file(out, family).exists():
-            results[family.name] = json.loads(_file(out, family).read_text()) | {"kind": family.kind}
+            result = json.loads(_file(out, family).read_text())
         elif family.missing:
             failure = f"not run: {family.needs} is not installed"
-            results[family.name] = {"family": family.name, "kind": family.kind, "rows": [], "failure": failure}
+            result = {"family": family.name, "rows": [], "failure": failure}
+        else:
+            continue
+        results[family.name] = result | {"kind": family.kind, "tolerance": family.tolerance, "why": family.why}
     return results
 
 

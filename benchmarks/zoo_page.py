@@ -33,14 +33,15 @@ AdamW (SGD where gradients are sparse), its state made beforehand, through plain
 
 def page(results: dict[str, Result]) -> str:
     """The page as Markdown."""
-    parts = [INTRODUCTION, _totals(results.values())]
+    parts = [INTRODUCTION.rstrip() + _wider(results), _totals(results.values())]
     by_kind = collections.defaultdict(list)
     for result in results.values():
         by_kind[result["kind"]].append(result)
     for kind, members in by_kind.items():
         lines = [f"## {kind.replace('_', ' ').capitalize()}", "", _line(HEADER), _line("---" for _ in HEADER)]
         parts.append("\n".join([*lines, *(_line(_cells(member)) for member in members)]))
-    for title, found in (("What is wrong", _wrong(results)), ("What is refused, and why", _refused(results))):
+    sections = {"What is wrong": _wrong(results), "What is refused, and why": _refused(results)}
+    for title, found in sections.items():
         parts.append("\n".join([f"## {title}", "", *(found or ["Nothing."])]))
     parts.append("\n".join(["## Measured with", "", *_machines(results.values())]))
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
@@ -134,6 +135,16 @@ def _refused(results: dict[str, Result]) -> list[str]:
         if graphs > 1:
             reasons["more than one graph: each keeps the budget for itself"].append(name)
     return [f"- {reason} ({', '.join(names)})" for reason, names in sorted(reasons.items())]
+
+
+def _wider(results: dict[str, Result]) -> str:
+    """The families that have a tolerance of their own."""
+    lines = [
+        f"  {name}: gradients up to {result['tolerance']:.0e}; {result['why']}."
+        for name, result in results.items()
+        if result.get("why")
+    ]
+    return "\n" + "\n".join(lines) if lines else ""
 
 
 def _told(reason: str) -> str:

@@ -56,7 +56,8 @@ def rows(family: Family) -> Iterator[dict[str, Any]]:
             refused = row.get("refused")
             if refused is not None and (bool(more), refused) not in tried:  # two fractions may share a minimum
                 tried.add((bool(more), refused))
-                yield _row(family, f"{column}: its minimum", {"budget": refused} | more, reference)
+                row = _row(family, f"{column}: its minimum", {"budget": refused} | more, reference)
+                yield row | ({"failure": "refused, though an error named it"} if "refused" in row else {})
 
 
 def _row(family: Family, column: str, options: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
