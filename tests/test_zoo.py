@@ -52,19 +52,9 @@ def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
         assert backend.planned[-1].plan.peak < plain.planned[-1].plan.peak, "no lever was used: nothing was tested"
 
 
-def test_a_minimum_that_is_refused_is_a_failure(monkeypatch):
-    """The error named it: a user who takes it must get a plan."""
-    run = {"above": 1000, "graphs": 1, "seconds": 1.0, "losses": [1.0]}
-
-    def row(family, column, options, reference):
-        found = {"column": column, "budget": options["budget"], "failure": ""}
-        return found | ({"baseline": 500} if column == "no budget" else {"refused": 900})
-
-    monkeypatch.setattr(trial, "_train", lambda family, options: run)
-    monkeypatch.setattr(trial, "_row", row)
-    told = {found["column"]: found["failure"] for found in trial.rows(FAMILIES["llama"])}
-    assert told["60%: its minimum"] == told["35%, all levers: its minimum"] == "refused, though an error named it"
-    assert told["60%"] == told["35%"] == "" and "35%: its minimum" not in told
+def test_a_minimum_that_is_refused_is_a_failure():
+    assert trial.named_by_an_error({"refused": 900, "failure": ""})["failure"]
+    assert trial.named_by_an_error({"measured": 900, "failure": ""})["failure"] == ""
 
 
 def test_one_name_one_family():

@@ -56,8 +56,13 @@ def rows(family: Family) -> Iterator[dict[str, Any]]:
             refused = row.get("refused")
             if refused is not None and (bool(more), refused) not in tried:  # two fractions may share a minimum
                 tried.add((bool(more), refused))
-                row = _row(family, f"{column}: its minimum", {"budget": refused} | more, reference)
-                yield row | ({"failure": "refused, though an error named it"} if "refused" in row else {})
+                minimum = _row(family, f"{column}: its minimum", {"budget": refused} | more, reference)
+                yield named_by_an_error(minimum)
+
+
+def named_by_an_error(row: dict[str, Any]) -> dict[str, Any]:
+    """The row of a smallest budget that an error named: refused once more, it is wrong."""
+    return row | {"failure": "refused, though an error named it"} if "refused" in row else row
 
 
 def _row(family: Family, column: str, options: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
