@@ -34,6 +34,11 @@ def step(family: Family, backend) -> tuple[float, dict[str, np.ndarray]]:
     return loss.item(), {name: p.grad.to_dense().double().numpy() for name, p in named if p.grad is not None}
 
 
+def peaks(backend: Eager) -> int:
+    """The peaks of all graphs that were planned, added up."""
+    return sum(planned.plan.peak for planned in backend.planned)
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
     family = FAMILIES[name]
@@ -41,7 +46,6 @@ def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
         pytest.skip(f"{family.needs} is not installed")
     plain = Eager()
     loss, gradients = step(family, plain)
-    assert len(plain.planned) == 1, "the model breaks into several graphs"
     levers = {"tile": True, "offload": {"nvme": str(tmp_path), "min_bytes": 1024, "verify": True}}
     smallest = Eager(fraction=0.01, last=True)
     everything = Eager(fraction=0.01, last=True, tiers=NVME, **levers)
@@ -49,7 +53,8 @@ def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
         found, mine = step(family, backend)
         assert found == pytest.approx(loss, rel=1e-5)
         assert trial.difference(mine, gradients) <= family.tolerance
-        assert backend.planned[-1].plan.peak < plain.planned[-1].plan.peak, "no lever was used: nothing was tested"
+        assert len(backend.planned) == len(plain.planned)  # llava and wav2vec2 break into six graphs
+        assert peaks(backend) < peaks(plain), "no lever was used: nothing was tested"
 
 
 def test_a_minimum_that_is_refused_is_a_failure():
