@@ -3,11 +3,13 @@
 #   make test                             a venv of its own, packages from the index
 #   make test PYTHON=python3.12           the same, with another interpreter
 #   make test TORCH=torch==2.11.0         the same, with another torch
+#   make zoo JOBS=2                       every family of models, two at once; writes docs/models.md
 #   make bench PYTHON=/opt/py OFFLINE=1   no network: torch and the rest as PYTHON has them (a GPU machine, say)
 
 PYTHON  ?= python3
 TORCH   ?= torch==2.13.0
 OFFLINE ?=
+JOBS    ?= 1
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -20,7 +22,10 @@ ifneq ($(MADE),$(PYTHON) $(TORCH))
 endif
 endif
 
-.PHONY: demo test lint bench clean
+ZOO    := $(VENV)/.zoo
+VISION := $(VENV)/torchvision
+
+.PHONY: demo test lint bench zoo clean
 
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
@@ -35,6 +40,10 @@ lint: $(DONE)
 bench: $(DONE)
 	$(BIN)/python benchmarks/run.py
 
+# Every family of models, each in a process of its own; goes on where an earlier run ended.  Hours on a small machine.
+zoo: $(DONE) $(ZOO)
+	PYTHONPATH=$(VISION) $(BIN)/python benchmarks/zoo.py --jobs $(JOBS)
+
 clean:
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -47,6 +56,13 @@ $(DONE): pyproject.toml
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	echo "$(PYTHON) $(TORCH)" > $@
+# torchvision (torch 2.N has 0.(N + 15)) is built for CUDA: beside a CPU build of torch it breaks the import of
+# transformers. So it lies in a folder of its own, which the zoo alone looks into.
+$(ZOO): $(DONE)
+	$(BIN)/python -m pip install --quiet -e ".[dev,zoo]" "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VISION) \
+		"torchvision==0.$$($(BIN)/python -c 'import torch; print(int(torch.__version__.split(".")[1]) + 15)').*"
+	touch $@
 else
 # --system-site-packages sees the base interpreter's packages only; the .pth file adds those of a PYTHON that is
 # itself a venv. Without a pip of its own, the venv uses PYTHON's, and PYTHON's setuptools (77 or newer) with it.
@@ -56,4 +72,7 @@ $(DONE): pyproject.toml
 		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	$(BIN)/python -m pip install --quiet -e . --no-deps --no-build-isolation
 	echo "$(PYTHON) $(TORCH)" > $@
+
+$(ZOO): $(DONE)
+	touch $@
 endif

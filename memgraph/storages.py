@@ -19,7 +19,7 @@ class Storage:
 
     def __init__(self, name: str, nbytes: int, log: Callable[[str, int], None] | None):
         self.name, self.bytes, self._log = name, nbytes, log
-        self.holds: Storage | None = None  # what stands for as long as this one does, unless it is taken over
+        self.holds: Any = None  # what stands for as long as this one does, unless it is taken over
 
     def __del__(self) -> None:
         if self._log is not None:
@@ -70,16 +70,24 @@ def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage
             storages[compat.storage_id(fake)] = value.storage
             return fake
 
+        def storage_of(value: torch.Tensor) -> Storage:
+            key = compat.storage_id(value)
+            if key not in storages:
+                storages[key] = new_storage(int(value.untyped_storage().nbytes()), str(value.device))
+            return storages[key]
+
+        # Not recursive: a function that names itself is a cycle, and storages would outlive this call.
         def from_fake(value: Any) -> Any:
             if isinstance(value, torch.SymInt):
                 return int(value)
             if not isinstance(value, torch.Tensor):
                 return value
-            key, device = compat.storage_id(value), str(value.device)
-            if key not in storages:
-                storages[key] = new_storage(int(value.untyped_storage().nbytes()), device)
-            size, stride = tuple(map(int, value.size())), tuple(map(int, value.stride()))
-            return Tensor(storages[key], size, stride, value.dtype, device)
+            if value.layout is torch.sparse_coo:  # no bytes of its own; Inductor says that its strides are 0
+                storage, stride = Storage("sparse", 0, None), (0,) * value.dim()
+                storage.holds = [storage_of(part) for part in (value._indices(), value._values())]
+            else:
+                storage, stride = storage_of(value), tuple(map(int, value.stride()))
+            return Tensor(storage, tuple(map(int, value.size())), stride, value.dtype, str(value.device))
 
         outputs = op(*tree_map(to_fake, args), **tree_map(to_fake, kwargs))
         return tree_map(from_fake, outputs)

@@ -241,3 +241,20 @@ def test_step():
     timeline = step_timeline(forward, backward, saved)
     assert [total // KIB for total in timeline.sums()] == [1, 2, 3, 4, 3, 4, 3]  # the last: the tangent
     assert step_timeline(forward, None).peak == 2 * KIB
+
+
+def test_a_sparse_gradient_holds_its_indices_and_values():
+    make = "torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default"
+    lowered = read(f"""
+        buf0 = empty_strided_cpu((1, 128), (128, 1), torch.int64)
+        buf1 = empty_strided_cpu((128, 2), (2, 1), torch.float32)
+        buf2 = {make}(1, 1, [256, 2], buf0, buf1, dtype=torch.float32, layout=torch.sparse_coo, device='cpu')
+        del buf0
+        del buf1
+        buf3 = buf2
+        assert_size_stride(buf3, (256, 2), (0, 0), 'as Inductor asks')
+        del buf2
+        buf4 = {NEW}
+        return (buf3, )
+    """)
+    assert changes(lowered) == [("buf0", KIB), ("buf1", KIB), ("buf4", KIB), ("buf4", -KIB)]
