@@ -221,6 +221,14 @@ def test_borders_against_every_choice_of_them(sizes, data):
     assert costs.borders(best * 0.99 - 1e-3) is None
 
 
+def test_borders_where_a_saved_value_has_no_reader_in_the_forward():
+    """A mask that must not be made twice, for the backward alone."""
+    nodes = [((n,), 100, 1e-6, True, "") for n in range(9)] + [((4,), 100, 1e-6, True, "draws random numbers")]
+    planner = Planner(chain(nodes, regions=10))
+    assert planner.smallest().peak < planner.stock.peak // 2
+    assert any(entry.borders for entry, _ in planner.uniform())
+
+
 def test_a_copy_is_made_of_what_is_there_anyway():
     """z = gelu(y) is read before y by the backward: made of y again, so that it is not kept from its first use on."""
     values = [

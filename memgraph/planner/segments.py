@@ -81,7 +81,7 @@ def segment_costs(facts: JointFacts, every: Candidate) -> SegmentCosts:
     for storage in {values[i].storage for i in every.schedule.saved}:
         value = values[storage]
         if value.kind not in ("primal", "tangent"):
-            born[value.region, max(last[storage], value.region)] += value.bytes
+            born[value.region, max(last.get(storage, 0), value.region)] += value.bytes
     again, beside = _backward_by_region(facts, every, born.sum(axis=1))
     made = np.cumsum(born.sum(axis=1) + again)
     peak = np.full((count, count), -np.inf)
