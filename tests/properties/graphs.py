@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from memgraph import compat
 from memgraph.decisions import make_plan
+from memgraph.facts import scratch
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.hardware import Hardware
 from memgraph.measure import peak_above_start
@@ -69,7 +70,7 @@ class Captured:
         return peak_above_start(lambda: self._step(forward, backward, primals), "cpu")
 
     def held(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-        """The same without what one call takes and gives back: the most that the interpreter holds."""
+        """The most that the interpreter holds, with what the facts know of that one call takes and gives back."""
         primals = [p.detach().clone() for p in self.primals]
         peaks: list[int] = []
         callers = [*primals, *self.tangents]
@@ -96,7 +97,7 @@ class Captured:
 
 
 class _Counting(fx.Interpreter):
-    """Counts the bytes of all storages after each operator: its own and the `held`, not the callers'."""
+    """Counts all storages after each operator, its own and the `held`, not the callers', and the operator's scratch."""
 
     def __init__(self, graph: fx.GraphModule, callers: Sequence[Tensor], held: Sequence[Any], peaks: list[int]) -> None:
         super().__init__(graph)
@@ -110,6 +111,7 @@ class _Counting(fx.Interpreter):
         self.peaks.append(
             sum(size for where, size in storages.items() if where not in self.callers)
             + sum(_bytes(next(iter(node.users))) for node in coming)
+            + scratch.of_node(n, "cpu")
         )
         return result
 

@@ -22,9 +22,9 @@ from memgraph.planner.solve import Planner
 from memgraph.planner.transfers import Clock, Move, Tier, place, with_moves
 from memgraph.runtime import sanitized
 
-# What a call takes and gives back is in no timeline. Found by measuring: attention works on tiles, dropout
-# as autograd sees it makes a mask of floats first; a Python number becomes a 0-d tensor of 8 bytes and a copy
-# in the dtype of the other operand, and a mean of everything takes one too.
+# What these calls take and give back is in no timeline, or differs where no compiler runs. Found by measuring:
+# attention works on tiles, dropout as autograd sees it makes a mask of floats first; a Python number becomes a 0-d
+# tensor of 8 bytes and a copy in the dtype of the other operand, and a mean of everything takes one too.
 SCRATCH = {"attention", "dropout"}
 NUMBER = 12
 # Allocates all of the storage that its destination is a view of; Inductor's lowering does not.
