@@ -71,7 +71,7 @@ def bert(dropout: float = 0.1):
     return transformers.BertForMaskedLM(config), {"input_ids": _ids(), "labels": _ids()}
 
 
-def vit(dropout: float = 0.1):
+def vit(dropout: float = 0.1, batch: int = 2):
     import transformers
 
     config = transformers.ViTConfig(
@@ -79,8 +79,11 @@ def vit(dropout: float = 0.1):
         patch_size=8, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=10,
         problem_type="single_label_classification",
     )  # fmt: skip
-    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-    return transformers.ViTForImageClassification(config), {"pixel_values": pixels, "labels": torch.tensor([1, 2])}
+    pixels = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    return transformers.ViTForImageClassification(config), {
+        "pixel_values": pixels,
+        "labels": torch.arange(batch) % 9 + 1,
+    }
 
 
 def t5(dropout: float = 0.1):
