@@ -307,7 +307,7 @@ def nested(act):
     return region
 
 
-@pytest.mark.parametrize("act, why", [(silu, f"calls {SILU}"), (tagged, ""), (torch.tanh, "")], ids=str)
+@pytest.mark.parametrize("act, why", [(silu, f"calls {SILU}"), (tagged, ""), (torch.tanh, "")], ids=["silu", "tagged", "tanh"])
 def test_nested_regions_are_looked_into(act, why):
     joint = capture(Layers(nested(act)), X).joint
     regions = calls(joint, "invoke_subgraph")
