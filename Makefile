@@ -10,6 +10,7 @@ PYTHON  ?= python3
 TORCH   ?= torch==2.13.0
 OFFLINE ?=
 JOBS    ?= 1
+WORKERS ?= 2
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -31,7 +32,7 @@ demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
 test: $(DONE)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 lint: $(DONE)
 	$(BIN)/python -m ruff check .

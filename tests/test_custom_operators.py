@@ -307,7 +307,10 @@ def nested(act):
     return region
 
 
-@pytest.mark.parametrize("act, why", [(silu, f"calls {SILU}"), (tagged, ""), (torch.tanh, "")], ids=["silu", "tagged", "tanh"])
+ACTS = {"silu": (silu, f"calls {SILU}"), "tagged": (tagged, ""), "tanh": (torch.tanh, "")}
+
+
+@pytest.mark.parametrize("act, why", ACTS.values(), ids=ACTS)
 def test_nested_regions_are_looked_into(act, why):
     joint = capture(Layers(nested(act)), X).joint
     regions = calls(joint, "invoke_subgraph")

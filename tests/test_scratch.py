@@ -284,8 +284,16 @@ call = runner.call
     assert any("mystery" in note for note in kernels.notes)
 
 
-def test_a_dry_run_runs_nothing_and_says_so():
-    report = memgraph.plan(Mean(convolutions()), torch.randn(4, 8, 32, 32), options={"budget": None})
+def test_a_dry_run_tries_small_kernels_alone():
+    report = memgraph.plan(Mean(convolutions()), torch.randn(4, 8, 32, 32), options={"budget": None, "cache": False})
+    assert known._measured
+    assert not any("scratch" in note for note in report.notes)
+
+
+def test_a_dry_run_runs_no_large_kernel_and_says_so():
+    with torch.device("meta"):
+        module, x = Mean(convolutions()), torch.empty(512, 8, 128, 128)
+    report = memgraph.plan(module, x, device="cpu", options={"budget": None, "cache": False})
     assert not known._measured
     assert any("scratch memory of aten::convolution_backward is not known" in note for note in report.notes)
 
