@@ -1,6 +1,6 @@
 """Gradients that add up: of a value that the forward reads often, as the weight of a cell that is unrolled over time.
 
-Autograd adds the parts one by one, as they come. Inductor makes one kernel of all additions, which runs when the last
+Autograd adds the parts one by one, as they come. Inductor may make one kernel of all additions, which runs when the last
 part is there; until then all of them are live. A plan may have the sums written to memory instead (passes/settle.py).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-# Additions from which on a gradient counts as added up. Two parts fewer are live at the most with two (decision 0010).
+# Additions from which on a gradient counts as added up: of two, three parts are live at the most either way.
 LEAST_SUMS = 3
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
@@ -62,8 +62,8 @@ def make_schedule(
 ) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
-    settle: sums of a gradient are written to memory one by one.  Inductor by itself makes one kernel of all of them,
-    until which all that they add stays live.
+    settle: sums of a gradient are written to memory one by one. By itself Inductor adds products one by one, and makes
+    one kernel of all other additions, until which all that they add stays live.
     """
     values = facts.values
     held = set(saved)
@@ -214,6 +214,11 @@ def _fused(value: Value) -> bool:
     return value.kind in ("view", "pointwise", "symbol") and not value.fixed
 
 
+def _product(values: Sequence[Value], i: int) -> bool:
+    """Whether a value is what a product or another operator that fuses with nothing has made, or a view of it."""
+    return values[values[i].storage].kind == "extern"
+
+
 def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
     """What the forward runs when the values in `crossing` are saved."""
     values = facts.values
@@ -265,5 +270,9 @@ def _backward_program(
             and values[values[i].storage].kind != "primal"
             and values[i].storage not in forward_outputs
         ),
-        settled=frozenset(slot[step] for step in steps if settle and values[step[0]].accumulates),
+        settled=frozenset(
+            slot[i, copy]
+            for i, copy in steps
+            if values[i].accumulates and (settle or any(_product(values, j) for j in values[i].inputs))
+        ),
     )
