@@ -1,7 +1,8 @@
 """Gradients that add up: of a value that the forward reads often, as the weight of a cell that is unrolled over time.
 
-Autograd adds the parts one by one, as they come. Inductor may make one kernel of all additions, which runs when the last
-part is there; until then all of them are live. A plan may have the sums written to memory instead (passes/settle.py).
+Autograd adds the parts one by one, as they come. Inductor may make one kernel of all additions, which runs when the
+last part is there; until then all of them are live. A plan may have the sums written to memory instead
+(passes/settle.py).
 """
 
 from __future__ import annotations
