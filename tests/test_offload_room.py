@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 
@@ -28,7 +29,12 @@ CPU = built_in("cpu")
 
 @pytest.fixture
 def scratch(tmp_path):
+    # What graphs of other tests in this process reserved goes with the graphs.
+    torch._dynamo.reset()
+    gc.collect()
+    runtime.release()
     yield str(tmp_path)
+    gc.collect()
     torch._dynamo.reset()
     runtime.release()
     statistics = runtime.statistics()

@@ -15,6 +15,7 @@ import torch
 from families import FAMILIES, Family, trial
 from harness import Eager
 
+from memgraph.facts import scratch
 from memgraph.planner.offload import Tiers
 from memgraph.planner.transfers import Tier
 
@@ -50,12 +51,15 @@ def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
     plain = Eager()
     if name in NOT_NODE_BY_NODE:
         pytest.skip("torch's own split does not run node by node")
-    loss, gradients = step(family, plain)
+    # Kernels are tried, as in the backend: the bound of a convolution's scratch alone would be a small model's peak.
+    with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):
+        loss, gradients = step(family, plain)
     levers = {"tile": True, "offload": {"nvme": str(tmp_path), "min_bytes": 1024, "verify": True}}
     smallest = Eager(fraction=0.01, last=True)
     everything = Eager(fraction=0.01, last=True, tiers=NVME, **levers)
     for backend in (smallest, everything):
-        found, mine = step(family, backend)
+        with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):
+            found, mine = step(family, backend)
         assert found == pytest.approx(loss, rel=1e-5)
         assert trial.difference(mine, gradients) <= family.tolerance
         assert len(backend.planned) == len(plain.planned)  # llava and wav2vec2 break into six graphs
@@ -115,7 +119,8 @@ def test_a_family_through_inductor_in_every_column():
     rows = list(trial.rows(FAMILIES["recommender"]))
     assert [row["failure"] for row in rows] == [""] * len(rows)
     accepted = [row for row in rows if "measured" in row]
-    assert {"no budget", "35%"} <= {row["column"].split(":")[0] for row in accepted}
+    columns = {row["column"].split(":")[0] for row in accepted}
+    assert "no budget" in columns and columns & {"60%", "35%"}  # two budgets with one minimum are run once
     assert min(row["above"] for row in accepted) < 0.9 * rows[0]["above"], "no budget changed anything"
 
 
