@@ -26,7 +26,7 @@ from memgraph.runtime import sanitized
 # What these calls take and give back is in no timeline, or differs where no compiler runs. Found by measuring:
 # attention works on tiles, dropout as autograd sees it makes a mask of floats first, the backward of a layer norm has
 # rows of its own for each thread; a Python number becomes a 0-d tensor of 8 bytes and a copy in the dtype of the other
-# operand, and a mean of everything takes one too.
+# operand, a whole one where that is a tensor of another type; a mean of everything takes one too.
 SCRATCH = {"attention", "dropout", "layer_norm"}
 NUMBER = 12
 # Allocates all of the storage that its destination is a view of; Inductor's lowering does not.
@@ -168,7 +168,7 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
 
 
 @settings(SETTINGS, max_examples=15)
-@given(programs(sorted(set(OPS) - SCRATCH - {"write_row"})), st.sets(st.integers(0, 40)))
+@given(programs(sorted(set(OPS) - SCRATCH - {"write_row", "bfloat16"})), st.sets(st.integers(0, 40)))
 def test_the_predicted_peak_is_the_profilers(program, chosen):
     with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):  # kernels are measured, not bounded
         captured = capture(program, decompose=False)
