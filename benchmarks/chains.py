@@ -33,19 +33,23 @@ def main(
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "cpu-chains",
 ) -> None:
     """Measure, print, and write to benchmarks/results."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in cases.split(","):
         done = subprocess.run(
             [sys.executable, __file__, "case", case, str(rounds)], stdout=subprocess.PIPE, text=True, check=True
         )
         rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print(rows[-1], flush=True)
+        print(write(rows, name), flush=True)  # after each case: the long ones take minutes
+
+
+def write(rows: list[dict[str, Any]], name: str) -> str:
+    """Write what is measured so far; returns the table."""
     where = machine.describe()
     text = f"# Chains\n\n{machine.headline(where)}\n{table(rows)}\n"
     folder = machine.results_folder(name)
     (folder / "results.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
     (folder / "table.md").write_text(text)
-    print(text)
+    return text
 
 
 @app.command()
