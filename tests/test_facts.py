@@ -93,21 +93,31 @@ def test_elements_and_stretches_between_them():
     nodes, paths = traced(
         *[(path, (2,)) for path in ("embed", "h.0.mlp", "", "h.0.attn", "h.1.mlp", "norm", "head", "")]
     )
-    assigned, names = regions.forward_regions(nodes, paths)
+    assigned, found = regions.forward_regions(nodes, paths)
+    names = [region.name for region in found]
     assert names == ["between 1", "h.0", "h.1", "between 2"]
     assert assigned == [0, 1, 1, 1, 2, 3, 3, 3]
 
 
 def test_a_module_that_runs_twice_has_a_region_for_each_run():
     nodes, paths = traced(*[(path, (2,)) for path in ("h.0", "h.1", "h.0", "", "h.1", "norm", "h.0")])
-    assigned, names = regions.forward_regions(nodes, paths)
+    assigned, found = regions.forward_regions(nodes, paths)
+    names = [region.name for region in found]
     assert names == ["h.0", "h.1", "h.0", "h.1", "between 1", "h.0"]
     assert assigned == [0, 1, 2, 2, 3, 4, 5]
 
 
+def test_names_of_modules_may_be_anything():
+    nodes, paths = traced(*[(path, (2,)) for path in ("between.0", "norm", "a,b.1", "", "head")])
+    assigned, found = regions.forward_regions(nodes, paths)
+    assert [region.element for region in found] == ["between.0", "", "a,b.1", ""]
+    assert assigned == [0, 1, 2, 2, 3]
+
+
 def test_without_modules_the_forward_is_cut_into_even_parts():
     nodes, paths = traced(*[("", (2,))] * 144)
-    assigned, names = regions.forward_regions(nodes, paths)
+    assigned, found = regions.forward_regions(nodes, paths)
+    names = [region.name for region in found]
     assert assigned == sorted(assigned) and len(names) == assigned[-1] + 1 == 24
     assert {assigned.count(region) for region in set(assigned)} == {6}
 
@@ -116,7 +126,8 @@ def test_a_long_run_is_cut_where_the_fewest_bytes_cross():
     """Cells of eight operators, of which one is small: a region ends with each."""
     nodes, paths = traced(*[("cell", (2,) if n % 8 == 5 else (64,)) for n in range(8 * 12)])
     nodes, paths = nodes[:-4], paths[:-4]
-    assigned, names = regions.forward_regions(nodes, paths)
+    assigned, found = regions.forward_regions(nodes, paths)
+    names = [region.name for region in found]
     last = [n for n in range(len(nodes) - 1) if assigned[n] != assigned[n + 1]]
     assert set(range(5, len(nodes) - 1, 8)) <= set(last)
     assert names[:2] == ["between 1, part 1", "between 1, part 2"]

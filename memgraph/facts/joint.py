@@ -82,12 +82,12 @@ def read_joint(
     overwritten = overwritten_inputs(joint.graph.nodes)
     users = [node for node in forward if node.meta.get("partitioner_tag") != "is_backward"]
     paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
-    assigned, names = regions.forward_regions(users, [paths[node] for node in users])
+    assigned, found = regions.forward_regions(users, [paths[node] for node in users])
     region_of = dict(zip(users, assigned, strict=True))
     served = [node for node in forward if node not in region_of]
-    last = max(len(names) - 1, 0)
-    region_of |= regions.gradient_regions(served, region_of, names, last) | regions.gradient_regions(
-        backward, region_of, names, last
+    last = max(len(found) - 1, 0)
+    region_of |= regions.gradient_regions(served, region_of, found, last) | regions.gradient_regions(
+        backward, region_of, found, last
     )
 
     roots: dict[fx.Node, fx.Node] = {}
@@ -131,7 +131,7 @@ def read_joint(
         forward_outputs=tuple(position[n] for n in outputs[:num_fwd_outputs] if isinstance(n, fx.Node)),
         backward_outputs=tuple(position[n] for n in outputs[num_fwd_outputs:] if isinstance(n, fx.Node)),
         stock_saved=frozenset(position[by_name[name]] for name in stock),
-        region_names=tuple(names),
+        region_names=tuple(region.name for region in found),
         retained=retained,
     )
 

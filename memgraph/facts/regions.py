@@ -12,6 +12,7 @@ graph.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
@@ -52,37 +53,48 @@ def element_of(path: str) -> str:
     return ""
 
 
-def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[int], list[str]]:
-    """A region for each forward operator (given in execution order), and the regions' names in that order.
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """One region.  name: to read.  element: the element of a module list that it is a part of, "" for none."""
+
+    name: str
+    element: str
+
+
+def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[int], list[Region]]:
+    """A region for each forward operator (given in execution order), and the regions in that order.
 
     paths: the module path of each operator, "" where it is not known.
     """
     starts = _starts(paths)
-    names, bounds = list(starts.values()), [*starts, len(nodes)]
+    bounds = [*starts, len(nodes)]
     crossing = _crossing_bytes(nodes)
     assigned: list[int] = []
-    found: list[str] = []
-    for name, first, last in zip(names, bounds[:-1], bounds[1:], strict=True):
+    found: list[Region] = []
+    for run, first, last in zip(starts.values(), bounds[:-1], bounds[1:], strict=True):
         count = last - first
         parts = min(max(-(-count * PARTS // len(nodes)), count // MOST), count // LEAST)
         cuts = _cuts(crossing, first, last, parts)
         for number, (start, end) in enumerate(zip([first, *cuts], [*cuts, last], strict=True)):
             assigned += [len(found)] * (end - start)
-            found.append(f"{name}, part {number + 1}" if cuts else name)
+            found.append(Region(f"{run.name}, part {number + 1}" if cuts else run.name, run.element))
     return assigned, found
 
 
-def _starts(paths: Sequence[str]) -> dict[int, str]:
-    """The first operator of each run of operators that share an element, with the element's name."""
-    starts: dict[int, str] = {}
-    current, stretches = "", 0
+def _starts(paths: Sequence[str]) -> dict[int, Region]:
+    """By the first operator of each run: the run of operators that share an element, or that lie between two."""
+    starts: dict[int, Region] = {}
+    current, between = None, 0  # the element of the run at hand; None before the first
     for position, path in enumerate(paths):
         element = element_of(path)
         if element and element != current:
-            starts[position] = current = element
-        elif not element and (path or not starts) and not (starts and current.startswith("between")):
-            stretches += 1
-            starts[position] = current = f"between {stretches}"
+            starts[position] = Region(element, element)
+        elif not element and (current is None or (path and current)):
+            between += 1
+            starts[position] = Region(f"between {between}", "")
+        else:
+            continue
+        current = element
     return starts
 
 
@@ -127,7 +139,7 @@ def _cuts(crossing: np.ndarray, first: int, last: int, parts: int) -> list[int]:
 
 
 def gradient_regions(
-    nodes: Sequence[Node], region_of: Mapping[Node, int], names: Sequence[str], start: int
+    nodes: Sequence[Node], region_of: Mapping[Node, int], regions: Sequence[Region], start: int
 ) -> dict[Node, int]:
     """The region of each operator that autograd added: that of the forward operator whose gradient it serves.
 
@@ -136,13 +148,14 @@ def gradient_regions(
     """
     by_sequence = {node.meta["seq_nr"]: region for node, region in region_of.items() if "seq_nr" in node.meta}
     visits: dict[str, list[int]] = {}
-    for region, name in enumerate(names):
-        visits.setdefault(name.split(",")[0], []).append(region)
+    for number, region in enumerate(regions):
+        visits.setdefault(region.element, []).append(number)
     found: dict[Node, int] = {}
     current = start
     for node in nodes:
         sequence = None if node.meta.get("is_gradient_acc") else by_sequence.get(node.meta.get("seq_nr"))
-        runs = visits.get(element_of(module_path(node.meta.get("fwd_nn_module_stack"))), ())
+        element = element_of(module_path(node.meta.get("fwd_nn_module_stack")))
+        runs = visits.get(element, ()) if element else ()
         if sequence is not None and (not runs or sequence in runs):
             current = sequence
         elif runs:
