@@ -25,6 +25,7 @@ endif
 
 ZOO    := $(VENV)/.zoo
 VISION := $(VENV)/torchvision
+LAID   := build/installed
 
 .PHONY: demo test lint bench zoo clean
 
@@ -37,6 +38,9 @@ test: $(DONE)
 lint: $(DONE)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	rm -rf $(LAID) && mkdir -p $(LAID) && cp -r memgraph $(LAID)/ && cp -r passes $(LAID)/memgraph/passes
+	cd $(LAID) && $(CURDIR)/$(BIN)/python -c 'from importlinter.cli import lint_imports_command as check; check()' \
+		--no-cache --config $(CURDIR)/pyproject.toml
 
 bench: $(DONE)
 	$(BIN)/python benchmarks/run.py

@@ -62,7 +62,7 @@ def capture(layers: int) -> tuple[Any, dict[str, Any]]:
     import torch
     from torch._inductor.compile_fx import compile_fx
 
-    from memgraph import compat
+    from memgraph.base import compat
 
     case = make("llama", Shape(**(vars(SHAPE) | {"layers": layers})))
     seen: list[tuple[Any, dict[str, Any]]] = []
@@ -117,25 +117,26 @@ def stopwatch(spent: dict[str, float], owner: Any, *names: str) -> Iterator[None
 
 def plan_times(layers: int) -> Iterator[dict[str, Any]]:
     """Planning at a fraction, and at as many bytes as that fraction came to."""
-    from memgraph import compat, planning
-    from memgraph.hardware import load
-    from memgraph.options import parse_options
-    from memgraph.verify import snapshot
+    from memgraph.backend import joint_graph
+    from memgraph.backend.options import parse_options
+    from memgraph.base import compat
+    from memgraph.machine.hardware import load
+    from memgraph.verify.rewrite import snapshot
 
     joint, kwargs = capture(layers)
     nodes = len(joint.graph.nodes)
     nbytes = 0
     for kind in ("fraction", "bytes"):
-        bound = planning.Bound(fraction=FRACTION) if kind == "fraction" else planning.Bound(bytes=nbytes)
+        bound = joint_graph.Bound(fraction=FRACTION) if kind == "fraction" else joint_graph.Bound(bytes=nbytes)
         copy = snapshot(joint)  # planning rewrites what it is given
         spent: dict[str, float] = {}
         gc.collect()
         with (
-            stopwatch(spent, planning, "snapshot", "verify_partition"),
+            stopwatch(spent, joint_graph, "snapshot", "verify_partition"),
             stopwatch(spent, compat, "stock_partition"),
         ):
             start, start_cpu = time.perf_counter(), time.thread_time()
-            *_, planned = planning.plan_partition(copy, None, parse_options({}), load("cpu"), bound, **kwargs)
+            *_, planned = joint_graph.plan_partition(copy, None, parse_options({}), load("cpu"), bound, **kwargs)
             total, total_cpu = time.perf_counter() - start, time.thread_time() - start_cpu
         nbytes = planned.bound
         row = {

@@ -156,7 +156,7 @@ def cold_compile(task: dict[str, Any]) -> Iterator[Row]:
 
 def longest_rows(settings: dict[str, Any], start: Start) -> Iterator[Row]:
     """By arm, the longest sequence that is planned under the budget, and one real step of that length."""
-    from memgraph.sizes import parse_size
+    from memgraph.base.sizes import parse_size
 
     budget = parse_size(settings["budget"])
     shape = LONGEST | (SMALL if settings["small"] else {})

@@ -81,7 +81,7 @@ class Bench:
         """Compile, take the gradients of one step, measure the next."""
         import torch
 
-        from memgraph.measure import peak_above_start
+        from memgraph.machine.measure import peak_above_start
 
         torch._dynamo.reset()
         self.case.clear()
@@ -132,8 +132,8 @@ class Bench:
 
     def budgeted(self, fraction: float | None, budget: int | None, reference: dict[str, Any]) -> dict[str, Any]:
         """One row: the model under `budget`."""
-        from memgraph.errors import BudgetError
-        from memgraph.report import report as newest
+        from memgraph.base.errors import BudgetError
+        from memgraph.reporting.report import report as newest
 
         row = _row(self.name, fraction) | {"budget": budget, "unplanned": reference["peak"]}
         try:

@@ -240,7 +240,7 @@ class Worker:
     def ready(self) -> dict[str, Any]:
         import torch
 
-        from memgraph.measure import peak_above_start
+        from memgraph.machine.measure import peak_above_start
 
         start = time.perf_counter()
         self.step()
@@ -307,7 +307,7 @@ class Worker:
     def hold(self) -> dict[str, Any]:
         """Bytes that stand after one more step."""
         from memgraph import runtime
-        from memgraph.measure import allocated_bytes
+        from memgraph.machine.measure import allocated_bytes
 
         self.timed()
         held = runtime.statistics()

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memgraph import runtime
-from memgraph.runtime.scratch import BLOCK, THREADS
+from memgraph.runtime.scratch_file import BLOCK, THREADS
 
 MIB = machine.MIB
 ops = torch.ops.memgraph

@@ -316,7 +316,7 @@ class Arm(worker.Worker):
 
     def ready(self) -> Row:
         """What the first step costs and makes, and the peak of the second."""
-        from memgraph.measure import peak_above_start
+        from memgraph.machine.measure import peak_above_start
 
         if self.arm == REFERENCE:
             torch.save(reference(self.case), self.path)

@@ -42,8 +42,8 @@ class Worker:
 
     def ready(self) -> dict[str, Any]:
         """Compile and measure: the answer that says what this arm is."""
-        from memgraph.errors import BudgetError
-        from memgraph.measure import peak_above_start
+        from memgraph.base.errors import BudgetError
+        from memgraph.machine.measure import peak_above_start
 
         start = time.perf_counter()
         try:
@@ -62,7 +62,7 @@ class Worker:
         self.case.clear()
         answer["peak"] = peak_above_start(self.step, self.device)
         if self.arm["kind"] == "memgraph":
-            from memgraph.report import report
+            from memgraph.reporting.report import report
 
             newest = report()
             answer |= {

@@ -75,7 +75,7 @@ def _version(family: Family) -> str:
     """What a result depends on: the sources of memgraph, of the family and of its trial, and torch's version."""
     import torch
 
-    from memgraph.partitioner import source_fingerprint
+    from memgraph.base.fingerprint import source_fingerprint
 
     digest = hashlib.sha256(f"{source_fingerprint()} {torch.__version__}".encode())
     for name in ("__init__", "trial", "decoders", family.kind):  # hybrids and mixtures build on decoders

@@ -23,8 +23,8 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import memgraph
-from memgraph.measure import allocated_bytes, peak_above_start
-from memgraph.sizes import format_size
+from memgraph.base.sizes import format_size
+from memgraph.machine.measure import allocated_bytes, peak_above_start
 
 SEED = 0
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -5,12 +5,12 @@ model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
 
 from typing import TYPE_CHECKING, Any
 
-from memgraph.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
-from memgraph.measure import measure_peak
-from memgraph.report import Report, report, reports
+from memgraph.base.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
+from memgraph.machine.measure import measure_peak
+from memgraph.reporting.report import Report, report, reports
 
 if TYPE_CHECKING:
-    from memgraph.dry import plan
+    from memgraph.backend.dry import plan
 
 __all__ = [
     "BudgetError",
@@ -29,7 +29,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "plan":  # it loads Inductor, which takes as long as torch itself
-        from memgraph.dry import plan
+        from memgraph.backend.dry import plan
 
         return plan
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

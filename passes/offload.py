@@ -19,8 +19,8 @@ import torch
 from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
-from memgraph import compat
-from memgraph.planner.plan import Plan, Transfer, node_name
+from memgraph.base import compat
+from memgraph.planner.decisions import Plan, Transfer, node_name
 
 
 def offload(

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from memgraph import compat
-from memgraph.planner.plan import Plan
+from memgraph.base import compat
+from memgraph.planner.decisions import Plan
 
 
 def partition(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from memgraph import compat
-from memgraph.planner.plan import Plan, node_name
+from memgraph.base import compat
+from memgraph.planner.decisions import Plan, node_name
 
 
 def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:

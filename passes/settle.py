@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from memgraph import compat
-from memgraph.planner.plan import Plan
+from memgraph.base import compat
+from memgraph.planner.decisions import Plan
 
 
 def settle(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:

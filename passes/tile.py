@@ -25,10 +25,10 @@ import torch
 from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
-from memgraph import compat
-from memgraph.calls import call, place_of
-from memgraph.facts.token_graph import STANDS_FOR, Region
-from memgraph.tile_graph import build_tile, needed, signature
+from memgraph.base import compat
+from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.passes.insert import call, place_of
+from memgraph.passes.tiles.shards import build_tile, needed, signature
 
 aten = torch.ops.aten
 

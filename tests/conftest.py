@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 
 @pytest.fixture(autouse=True)
 def no_graph_without_a_plan():
-    from memgraph.errors import PlanWarning
+    from memgraph.base.errors import PlanWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", PlanWarning)

@@ -8,11 +8,11 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from memgraph import compat
-from memgraph.hardware import built_in
-from memgraph.options import parse_options
+from memgraph.backend.joint_graph import NO_TIERS, Bound, Planned, plan_partition
+from memgraph.backend.options import parse_options
+from memgraph.base import compat
+from memgraph.machine.hardware import built_in
 from memgraph.planner.offload import Tiers
-from memgraph.planning import NO_TIERS, Bound, Planned, plan_partition
 
 
 class Eager:

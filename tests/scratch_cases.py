@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from memgraph import compat
-from memgraph.facts.scratch.operands import Call, Operand
+from memgraph.base import compat
+from memgraph.facts.kernel_scratch.operands import Call, Operand
 
 aten = torch.ops.aten
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64

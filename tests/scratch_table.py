@@ -40,7 +40,7 @@ def measure() -> dict[str, int | str]:
     """Scratch by the call's text, of this process; a text where a case was not measured."""
     from scratch_cases import cases
 
-    from memgraph.facts.scratch import trial
+    from memgraph.facts.kernel_scratch import trial
 
     found: dict[str, int | str] = {}
     for case in cases():

@@ -12,7 +12,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from memgraph.verify import snapshot, verify_partition
+from memgraph.verify.rewrite import snapshot, verify_partition
 
 aten = torch.ops.aten
 

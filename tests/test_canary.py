@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import memgraph.runtime  # noqa: F401  (the operators)
-from memgraph import compat
-from memgraph.lowered import inputs_of, read_wrapper
-from memgraph.measure import peak_above_start
+from memgraph.base import compat
+from memgraph.lower.timeline import inputs_of, read_wrapper
+from memgraph.machine.measure import peak_above_start
 
 # Names: what memgraph imports, and what for.
 
@@ -352,7 +352,7 @@ def statements(source: str) -> list[str]:
 
 
 def test_the_wrapper_is_written_as_before(seen):
-    """Line by line; a statement of a new kind must be understood by memgraph/wrapper.py before it is listed here."""
+    """Line by line; a statement of a new kind must be understood by lower/wrapper.py before it is listed here."""
     with torch.no_grad():
         fallback = compiled(lambda x, w: torch.cumsum(x @ w, 1), square(), square())
     known = re.compile(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memgraph
-from memgraph.measure import peak_above_start
+from memgraph.machine.measure import peak_above_start
 
 ROWS, WIDTH = 4096, 64
 ONE = ROWS * WIDTH * 4  # bytes of one activation

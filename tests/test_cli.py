@@ -5,9 +5,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from memgraph import OptionsError, Report, cli, compat
-from memgraph.cli import app
-from memgraph.target import load_step
+from memgraph import OptionsError, Report
+from memgraph.base import compat
+from memgraph.cli import app as cli
+from memgraph.cli.app import app
+from memgraph.cli.target import load_step
 
 SCRIPT = """
 import torch
@@ -192,7 +194,7 @@ def test_doctor_finds_this_machine_usable(monkeypatch):
 def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
     import dataclasses
 
-    from memgraph import hardware
+    from memgraph.machine import hardware
 
     figures = dataclasses.replace(hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9)
     figures = dataclasses.replace(figures, measured=True)
@@ -207,7 +209,7 @@ def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_calibrate_and_doctor_say_which_way_a_scratch_folder_goes(tmp_path, monkeypatch, faster):
-    from memgraph import disk, hardware
+    from memgraph.machine import disk, hardware
 
     rate = 4e9 if faster else 1e9
     both = disk.Disk(write=2e9, read=3e9, gpudirect_write=rate, gpudirect_read=rate)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch._inductor.compile_fx import compile_fx
 
-from memgraph import compat
-from memgraph.errors import GraphError
+from memgraph.base import compat
+from memgraph.base.errors import GraphError
 
 
 class Caught(Exception):

@@ -12,19 +12,19 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import memgraph
-from memgraph import compat
-from memgraph.decisions import make_plan
-from memgraph.errors import BudgetError, VerifyError
+from memgraph.base import compat
+from memgraph.base.errors import BudgetError, VerifyError
 from memgraph.facts.costs import seconds
 from memgraph.facts.joint import read_joint
-from memgraph.facts.linear import linear
 from memgraph.facts.operators import draws, family, short_name, twice_is_wrong
-from memgraph.facts.token_states import Mixed, rule_of
-from memgraph.hardware import built_in
+from memgraph.facts.tokens.linear import linear
+from memgraph.facts.tokens.states import Mixed, rule_of
+from memgraph.machine.hardware import built_in
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
+from memgraph.planner.explain import make_plan
 from memgraph.planner.solve import Planner
-from memgraph.verify import snapshot, verify_graph, verify_partition
+from memgraph.verify.rewrite import snapshot, verify_graph, verify_partition
 
 RUNS: Counter[str] = Counter()
 SILU = "hidden::silu"

@@ -8,10 +8,11 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import memgraph
-from memgraph import BudgetError, MemgraphError, OptionsError, compat
-from memgraph.errors import GraphError
-from memgraph.hardware import built_in
-from memgraph.sizes import format_size
+from memgraph import BudgetError, MemgraphError, OptionsError
+from memgraph.base import compat
+from memgraph.base.errors import GraphError
+from memgraph.base.sizes import format_size
+from memgraph.machine.hardware import built_in
 
 WIDTH, ROWS, LAYERS = 64, 2048, 4
 

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from memgraph.errors import Binding, BudgetError, FullTier, MemgraphError, OffloadError, OptionsError, VerifyError
+from memgraph.base.errors import Binding, BudgetError, FullTier, MemgraphError, OffloadError, OptionsError, VerifyError
 
 SMALL = Binding("mul_3", 1024)
 LARGE = Binding("mm_1", 3 * 1024**3, "model.layers.0.mlp", "llama.py:42")

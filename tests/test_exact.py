@@ -10,7 +10,7 @@ from harness import Eager, assert_bitwise, gradients
 from models import FAMILIES, build
 from torch import nn
 
-from memgraph.facts import scratch
+from memgraph.facts import kernel_scratch
 
 
 def step(module, inputs, backend, seed=1):
@@ -28,7 +28,7 @@ def test_hugging_face_models_are_exact_at_every_budget(name):
     # Of two images, the gradients at the end of the backward are the peak, whatever is saved.
     module, inputs = build(name, batch=8) if name == "vit" else build(name)
     # Kernels are tried, as in the backend: the bound of a convolution's scratch alone would be the peak of a small ViT.
-    with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):
+    with kernel_scratch.looking_up(kernel_scratch.for_compilation(None, 0, cache=False)):
         plain = Eager()
         reference = step(module, inputs, plain)
         assert plain.planned[-1].plan.stock
@@ -192,7 +192,7 @@ def test_several_models_in_one_process():
 def test_an_exception_between_forward_and_backward_leaves_nothing_held():
     import gc
 
-    from memgraph.measure import allocated_bytes, peak_above_start
+    from memgraph.machine.measure import allocated_bytes, peak_above_start
 
     module, inputs = build("llama")
     torch._dynamo.reset()

@@ -13,7 +13,7 @@ from torch import fx, nn
 from memgraph.facts import costs, regions
 from memgraph.facts.liveness import sweep
 from memgraph.facts.operators import draws, family, twice_is_wrong
-from memgraph.hardware import built_in
+from memgraph.machine.hardware import built_in
 from memgraph.planner.schedule import forward_program
 
 sys.path.insert(0, str(Path(__file__).parent / "properties"))

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 import memgraph
-from memgraph import BudgetError, OffloadError, OptionsError, PlanWarning, VerifyError, compat
-from memgraph.attempts import SLACK, Attempts
-from memgraph.compilation import Compilation
-from memgraph.errors import GraphError
-from memgraph.measure import allocated_bytes
-from memgraph.options import parse_options
-from memgraph.sizes import format_size
+from memgraph import BudgetError, OffloadError, OptionsError, PlanWarning, VerifyError
+from memgraph.backend.attempts import SLACK, Attempts
+from memgraph.backend.compilation import Compilation
+from memgraph.backend.options import parse_options
+from memgraph.base import compat
+from memgraph.base.errors import GraphError
+from memgraph.base.sizes import format_size
+from memgraph.machine.measure import allocated_bytes
 
 SIZE = 64
 X = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))

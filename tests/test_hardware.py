@@ -6,10 +6,10 @@ import pytest
 import torch
 from offloading import GdsFiles
 
-from memgraph import disk, hardware
-from memgraph.cache import cache_folder
-from memgraph.errors import OffloadError, OptionsError
-from memgraph.hardware import Hardware
+from memgraph.base.errors import OffloadError, OptionsError
+from memgraph.base.folder import cache_folder
+from memgraph.machine import disk, hardware
+from memgraph.machine.hardware import Hardware
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from models import build
 from torch import nn
 
 import memgraph
-from memgraph.measure import peak_above_start
+from memgraph.machine.measure import peak_above_start
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 

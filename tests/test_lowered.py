@@ -6,13 +6,7 @@ import textwrap
 import pytest
 import torch
 
-from memgraph.lowered import (
-    Input,
-    NotReadable,
-    read_wrapper,
-    saved_inputs,
-    step_timeline,
-)
+from memgraph.lower.timeline import Input, NotReadable, read_wrapper, saved_inputs, step_timeline
 
 KIB = 256 * 4  # bytes of 256 float32
 

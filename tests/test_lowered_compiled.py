@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memgraph.facts import scratch
-from memgraph.lowered import inputs_of, output_names, read_wrapper, saved_by_name, saved_inputs, step_timeline
+from memgraph.facts import kernel_scratch
+from memgraph.lower.timeline import inputs_of, output_names, read_wrapper, saved_by_name, saved_inputs, step_timeline
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 
 
 def profiled(fn):
-    from memgraph.measure import _cpu_allocations
+    from memgraph.machine.measure import _cpu_allocations
 
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as session:
@@ -107,7 +107,9 @@ def convolutional():
 
 @pytest.mark.parametrize("build", [tied, convolutional])
 def test_peaks_are_those_that_the_profiler_measures(build):
-    with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):  # kernels are measured, as the backend does
+    with kernel_scratch.looking_up(
+        kernel_scratch.for_compilation(None, 0, cache=False)
+    ):  # kernels are measured, as the backend does
         forward, step, measured_forward, measured_step = lower_and_measure(*build())
 
     def peak(events):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memgraph.measure import allocated_bytes, measure_peak, peak_above_start
+from memgraph.machine.measure import allocated_bytes, measure_peak, peak_above_start
 
 MIB = 1 << 20
 

@@ -18,14 +18,15 @@ from offloading import GdsFiles
 from torch import nn
 
 import memgraph
-from memgraph import disk, runtime
-from memgraph.hardware import built_in
-from memgraph.options import parse_options
+from memgraph import runtime
+from memgraph.backend.destinations import settings, tiers
+from memgraph.backend.options import parse_options
+from memgraph.machine import disk
+from memgraph.machine.hardware import built_in
 from memgraph.planner.offload import Tiers
-from memgraph.planner.transfers import Tier
+from memgraph.planner.queues import Tier
 from memgraph.runtime import sanitized
 from memgraph.runtime.space import Calls
-from memgraph.tiers import settings, tiers
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
 NVME = Tiers((Tier("nvme", 1e9, 1e9),))

@@ -12,8 +12,10 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import memgraph
-from memgraph import disk, planning, runtime
-from memgraph.measure import peak_above_start
+from memgraph import runtime
+from memgraph.backend import joint_graph
+from memgraph.machine import disk
+from memgraph.machine.measure import peak_above_start
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 
@@ -85,7 +87,7 @@ def test_order_bits_peak_and_a_warm_cache(scratch, monkeypatch):
     with runtime.sanitized(0):
         again = step(call, module, X)
     # The same plan, in the same order, with every value saved where it would leave.
-    monkeypatch.setattr(planning, "offload", lambda forward, backward, plan, **rest: (forward, backward))
+    monkeypatch.setattr(joint_graph, "offload", lambda forward, backward, plan, **rest: (forward, backward))
     saving = step(compiled(module, **options(scratch, cache=False)), module, X)
     for mine, poisoned, saved in zip(found, again, saving, strict=True):
         assert torch.equal(mine, poisoned) and torch.equal(mine, saved)

@@ -9,11 +9,11 @@ import torch
 from test_passes import ORDERED, capture_module, cut, literal, text
 from test_passes import Chain as Chained
 
-from memgraph.errors import VerifyError
+from memgraph.base.errors import VerifyError
 from memgraph.passes.offload import offload
 from memgraph.passes.recompute import recompute
-from memgraph.planner.plan import Plan, Transfer
-from memgraph.verify import verify_partition
+from memgraph.planner.decisions import Plan, Transfer
+from memgraph.verify.rewrite import verify_partition
 
 
 @pytest.fixture

@@ -13,14 +13,15 @@ from offloading import options as told
 from torch import nn
 
 import memgraph
-from memgraph import compat, runtime
-from memgraph.hardware import built_in
-from memgraph.options import parse_options
-from memgraph.partitioner import Partitioner
-from memgraph.planning import Bound
-from memgraph.progress import Progress
+from memgraph import runtime
+from memgraph.backend.destinations import ranks_here, reserve, room, settings, tiers
+from memgraph.backend.hook import Partitioner
+from memgraph.backend.joint_graph import Bound
+from memgraph.backend.options import parse_options
+from memgraph.backend.progress import Progress
+from memgraph.base import compat
+from memgraph.machine.hardware import built_in
 from memgraph.runtime.space import Calls, Space
-from memgraph.tiers import ranks_here, reserve, room, settings, tiers
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -11,8 +11,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memgraph.facts.operators import twice_is_wrong
-from memgraph.passes.operands import read_operands
-from memgraph.verify import snapshot, verify_graph
+from memgraph.passes.read_operands import read_operands
+from memgraph.verify.rewrite import snapshot, verify_graph
 
 aten = torch.ops.aten
 INVOKE = torch.ops.higher_order.invoke_subgraph

@@ -4,8 +4,8 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from memgraph.errors import OptionsError
-from memgraph.options import parse_options
+from memgraph.backend.options import parse_options
+from memgraph.base.errors import OptionsError
 
 
 def refusal(options) -> str:

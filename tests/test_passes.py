@@ -13,8 +13,8 @@ from torch import fx, nn
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.passes.settle import settle
-from memgraph.planner.plan import Plan, Step
-from memgraph.verify import verify_partition
+from memgraph.planner.decisions import Plan, Step
+from memgraph.verify.rewrite import verify_partition
 
 sys.path.insert(0, str(Path(__file__).parent / "properties"))
 from graphs import capture_module  # noqa: E402

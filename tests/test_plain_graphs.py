@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import memgraph
-from memgraph.lowered import Input, inputs_of, output_names, read_wrapper, saved_by_name, without_work
-from memgraph.wrapper import NotReadable
+from memgraph.lower.timeline import Input, inputs_of, output_names, read_wrapper, saved_by_name, without_work
+from memgraph.lower.wrapper import NotReadable
 
 # --- planned and run by FX alone ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memgraph import PlanWarning
-from memgraph.measure import allocated_bytes
+from memgraph.machine.measure import allocated_bytes
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 

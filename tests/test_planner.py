@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.cut import SavedSetCut, Uncuttable
-from memgraph.planner.plan import Decision, Plan, Step
+from memgraph.planner.decisions import Decision, Plan, Step
 from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
 from memgraph.planner.segments import SegmentCosts
 from memgraph.planner.solve import Planner

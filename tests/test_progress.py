@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from memgraph import progress
-from memgraph.progress import Progress
+from memgraph.backend import progress
+from memgraph.backend.progress import Progress
 
 
 def names(shown):

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from memgraph.errors import Binding
-from memgraph.planner.plan import Decision, Event, Refusal, Timeline
-from memgraph.plot import draw
-from memgraph.report import Report, ReportLog
+from memgraph.base.errors import Binding
+from memgraph.planner.decisions import Decision, Event, Refusal, Timeline
+from memgraph.reporting.picture import draw
+from memgraph.reporting.report import Report, ReportLog
 
 MIB = 1024**2
 FITS, DROPPED = "the backward reads it and it fits", "dropped for the budget"

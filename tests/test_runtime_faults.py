@@ -12,7 +12,7 @@ import torch
 from offloading import Cube, Failing, Halting, bring, drained, hold, live, ops, options
 
 from memgraph import runtime
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 
 MIB = 1 << 20
 

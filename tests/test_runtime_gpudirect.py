@@ -10,9 +10,9 @@ import torch
 from offloading import Cube, Gds, GdsFiles, bring, drained, hold, ops, options
 
 from memgraph import runtime
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 from memgraph.runtime import nvme
-from memgraph.runtime.scratch import Calls
+from memgraph.runtime.scratch_file import Calls
 from memgraph.runtime.value import Settings
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -6,7 +6,7 @@ import torch
 from offloading import bring, drained, hold, live, options
 
 from memgraph import runtime
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.slots import PAGE, Slots, pages
 

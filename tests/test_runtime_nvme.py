@@ -7,7 +7,7 @@ import torch
 from offloading import Failing, Halting, bring, drained, hold, options
 
 from memgraph import runtime
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 from memgraph.runtime.space import Calls
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from offloading import Cube, bring, drained, hold, like, live, ops, options, raw
 
 from memgraph import runtime
-from memgraph.errors import OffloadError, OptionsError
+from memgraph.base.errors import OffloadError, OptionsError
 
 TIERS = ["host", "nvme"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]

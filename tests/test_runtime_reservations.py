@@ -11,7 +11,7 @@ import torch
 from offloading import bring, drained, hold, options
 
 from memgraph import runtime
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.records import Record, reload
 from memgraph.runtime.reservations import Reservations, Tidier, listed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memgraph.measure import peak_above_start
-from memgraph.runtime import shards
+from memgraph.machine.measure import peak_above_start
+from memgraph.runtime import tile_ops
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_GPU])]
@@ -22,14 +22,14 @@ def factors(dtype: torch.dtype, device: str, tokens: int = 96) -> tuple[torch.Te
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_of_shards_add_up_in_float32(dtype, device, monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK", 4 * 96 * 64)  # five blocks of rows on the CPU
+    monkeypatch.setattr(tile_ops, "BLOCK", 4 * 96 * 64)  # five blocks of rows on the CPU
     one, other = factors(dtype, device), factors(dtype, device, tokens=80)
-    total = shards.shard_product(*one)
+    total = tile_ops.shard_product(*one)
     assert total.dtype == (dtype if dtype is torch.float64 else torch.float32)
     before = total.clone()
-    functional = shards.shard_add(total, *other)
+    functional = tile_ops.shard_add(total, *other)
     assert torch.equal(total, before)
-    shards.shard_add_(total, *other)
+    tile_ops.shard_add_(total, *other)
     assert torch.equal(total, functional)
     want = sum(left.double() @ right.double() for left, right in (one, other))
     assert float((total - want).norm() / want.norm()) < 1e-6
@@ -38,9 +38,9 @@ def test_products_of_shards_add_up_in_float32(dtype, device, monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_held_beside_is_known(dtype, device, monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK", 4 * 96 * 64)
+    monkeypatch.setattr(tile_ops, "BLOCK", 4 * 96 * 64)
     left, right = factors(dtype, device)
-    total = shards.shard_product(left, right)
-    shards.shard_add_(total, left, right)  # cuBLAS takes its workspace once
-    held = peak_above_start(lambda: shards.shard_add_(total, left, right), device)
-    assert held == shards.scratch(left.shape, right.shape, dtype, device == "cuda")
+    total = tile_ops.shard_product(left, right)
+    tile_ops.shard_add_(total, left, right)  # cuBLAS takes its workspace once
+    held = peak_above_start(lambda: tile_ops.shard_add_(total, left, right), device)
+    assert held == tile_ops.scratch(left.shape, right.shape, dtype, device == "cuda")

@@ -13,8 +13,8 @@ import torch
 from offloading import bring, drained, hold, options
 
 from memgraph import runtime
-from memgraph.errors import OffloadError, OptionsError
-from memgraph.options import parse_options
+from memgraph.backend.options import parse_options
+from memgraph.base.errors import OffloadError, OptionsError
 from memgraph.runtime import space
 from memgraph.runtime.space import Calls, Space
 

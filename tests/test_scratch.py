@@ -9,16 +9,16 @@ from scratch_cases import aten, call, dense, turned
 from torch import nn
 
 import memgraph
-from memgraph import compat
-from memgraph.facts import scratch
-from memgraph.facts.scratch import known, trial
-from memgraph.hardware import built_in
-from memgraph.lowered import Input, read_wrapper
-from memgraph.options import parse_options
-from memgraph.partitioner import Partitioner
-from memgraph.planning import Bound
-from memgraph.progress import Progress
-from memgraph.store import Store
+from memgraph.backend.hook import Partitioner
+from memgraph.backend.joint_graph import Bound
+from memgraph.backend.options import parse_options
+from memgraph.backend.progress import Progress
+from memgraph.base import compat
+from memgraph.base.store import Store
+from memgraph.facts import kernel_scratch
+from memgraph.facts.kernel_scratch import known, trial
+from memgraph.lower.timeline import Input, read_wrapper
+from memgraph.machine.hardware import built_in
 
 ROOM = 1 << 30
 
@@ -40,13 +40,13 @@ def depthwise():
 
 def test_what_was_measured_is_counted_and_kept(tmp_path):
     store = Store(tmp_path / "kernels")
-    kernels = scratch.Kernels(ROOM, store)
+    kernels = kernel_scratch.Kernels(ROOM, store)
     found = look(kernels, depthwise())
     assert found == trial.measure(depthwise()) > 100_000
     assert kernels.notes == ()
-    assert look(scratch.Kernels(), depthwise()) == found  # of the process
+    assert look(kernel_scratch.Kernels(), depthwise()) == found  # of the process
     known._measured.clear()
-    again = scratch.Kernels(0, store)  # of the disk: nothing runs
+    again = kernel_scratch.Kernels(0, store)  # of the disk: nothing runs
     assert look(again, depthwise()) == found and again.notes == ()
     (file,) = (tmp_path / "kernels").iterdir()
     assert json.loads(file.read_text())["bytes"] == found
@@ -54,10 +54,10 @@ def test_what_was_measured_is_counted_and_kept(tmp_path):
 
 def test_a_kept_figure_is_of_its_threads_alone(tmp_path):
     store, before = Store(tmp_path / "kernels"), torch.get_num_threads()
-    look(scratch.Kernels(ROOM, store), depthwise())
+    look(kernel_scratch.Kernels(ROOM, store), depthwise())
     try:
         torch.set_num_threads(before + 1)
-        other = scratch.Kernels(0, store)
+        other = kernel_scratch.Kernels(0, store)
         look(other, depthwise())
     finally:
         torch.set_num_threads(before)
@@ -66,11 +66,11 @@ def test_a_kept_figure_is_of_its_threads_alone(tmp_path):
 
 def test_a_damaged_figure_is_as_good_as_none(tmp_path):
     store = Store(tmp_path / "kernels")
-    found = look(scratch.Kernels(ROOM, store), depthwise())
+    found = look(kernel_scratch.Kernels(ROOM, store), depthwise())
     (file,) = (tmp_path / "kernels").iterdir()
     file.write_text('{"bytes": "many"}')
     known._measured.clear()
-    assert look(scratch.Kernels(ROOM, store), depthwise()) == found
+    assert look(kernel_scratch.Kernels(ROOM, store), depthwise()) == found
 
 
 def test_without_room_the_bound_counts_and_a_note_says_so():
@@ -79,7 +79,7 @@ def test_without_room_the_bound_counts_and_a_note_says_so():
         (100_000, ROOM, "there is room for 97.7 KiB"),
         (ROOM, 1_000_000, "the machine has 976.6 KiB for it"),
     ):
-        kernels = scratch.Kernels(room, machine=machine)
+        kernels = kernel_scratch.Kernels(room, machine=machine)
         figure = look(kernels, depthwise())
         assert figure >= trial.measure(depthwise())
         (note,) = kernels.notes
@@ -87,15 +87,15 @@ def test_without_room_the_bound_counts_and_a_note_says_so():
 
 
 def test_without_a_bound_none_is_counted_and_a_note_says_so():
-    kernels = scratch.Kernels(0)
+    kernels = kernel_scratch.Kernels(0)
     case = call(aten.histogram.bin_ct, dense(100), 10)
     assert look(kernels, case) == 0
     assert kernels.notes == ("scratch memory of aten::histogram is not known (nothing was run): none is counted",)
-    assert look(kernels := scratch.Kernels(ROOM), case) >= 0 and kernels.notes == ()
+    assert look(kernels := kernel_scratch.Kernels(ROOM), case) >= 0 and kernels.notes == ()
 
 
 def test_arguments_that_a_rule_does_not_know_end_no_compilation():
-    kernels = scratch.Kernels(ROOM)
+    kernels = kernel_scratch.Kernels(ROOM)
     assert kernels.bytes_of(aten.convolution.default, [dense(3)], {}, dense(3)) == 0
     assert "its rule failed: KeyError('weight')" in kernels.notes[0]
     assert kernels.bytes_of(aten.convolution.default, [object()], {}, dense(3)) == 0
@@ -103,16 +103,16 @@ def test_arguments_that_a_rule_does_not_know_end_no_compilation():
 
 
 def test_notes_are_few():
-    kernels = scratch.Kernels(0)
+    kernels = kernel_scratch.Kernels(0)
     for n in range(20):
         kernels.bytes_of(f"mylib::op{n}", [], {}, ())
     assert len(kernels.notes) == 9 and "12 other" in kernels.notes[-1]
 
 
 def test_on_cuda_nothing_is_looked_up():
-    from memgraph.facts.scratch import of_operator
+    from memgraph.facts.kernel_scratch import of_operator
 
-    with scratch.looking_up(scratch.Kernels(ROOM)) as kernels:
+    with kernel_scratch.looking_up(kernel_scratch.Kernels(ROOM)) as kernels:
         case = depthwise()
         assert of_operator(case.op, case.args, case.kwargs, case.outputs, "cuda") == 0
     assert kernels.notes == (
@@ -136,7 +136,7 @@ def _(x):
 
 
 def test_an_operator_of_somebody_else_never_runs():
-    kernels = scratch.Kernels(ROOM)
+    kernels = kernel_scratch.Kernels(ROOM)
     case = call(torch.ops.scratch_tests.mul.default, dense(100))
     RUNS.clear()
     assert look(kernels, case) == 0 and not RUNS
@@ -166,7 +166,7 @@ def test_what_must_not_run_on_made_up_data_does_not(case, reason):
 
 
 def test_an_operator_that_fails_is_noted_and_not_run_again():
-    kernels = scratch.Kernels(ROOM)
+    kernels = kernel_scratch.Kernels(ROOM)
     x, w = dense(4, 8, 32, 32), dense(8, 1, 7, 7)
     every = ([1, 1], [3, 3], [1, 1], False, [0, 0], 7)  # no such groups
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_the_random_state_stays():
 
 
 def test_a_profiler_of_the_user_goes_on():
-    kernels = scratch.Kernels(ROOM)
+    kernels = kernel_scratch.Kernels(ROOM)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as session:
         look(kernels, depthwise())
         torch.ones(3).sum()
@@ -199,20 +199,22 @@ def test_trials_run_whatever_is_traced_or_cast_meanwhile():
 
 def test_the_room():
     free = compat.free_memory() // 2
-    assert scratch.for_compilation(None, 0, False).room == pytest.approx(free, rel=0.2)
-    assert scratch.for_compilation(1000, 0, False).room == known.SMALL  # what is small is tried under every budget
-    kernels = scratch.for_compilation(known.SMALL * 3, known.SMALL, False)
+    assert kernel_scratch.for_compilation(None, 0, False).room == pytest.approx(free, rel=0.2)
+    assert (
+        kernel_scratch.for_compilation(1000, 0, False).room == known.SMALL
+    )  # what is small is tried under every budget
+    kernels = kernel_scratch.for_compilation(known.SMALL * 3, known.SMALL, False)
     assert kernels.room == known.SMALL * 2 and kernels.machine == pytest.approx(free, rel=0.2)
-    assert kernels.store is None and scratch.for_compilation(None, 0, True).store is not None
-    assert scratch.for_dry_run(True).room == known.SMALL
+    assert kernels.store is None and kernel_scratch.for_compilation(None, 0, True).store is not None
+    assert kernel_scratch.for_dry_run(True).room == known.SMALL
 
 
 def test_products_of_mkl_take_nothing_and_those_of_onednn_do():
     batch = dense(2, 8, 8)
     for case in (call(aten.mm.default, dense(64, 64), turned(64, 64)), call(aten.bmm.default, batch, batch)):
-        assert look(kernels := scratch.Kernels(0), case) == 0 and kernels.notes == ()
+        assert look(kernels := kernel_scratch.Kernels(0), case) == 0 and kernels.notes == ()
     half = call(aten.mm.default, dense(64, 64, dtype=torch.bfloat16), dense(64, 64, dtype=torch.bfloat16))
-    assert look(kernels := scratch.Kernels(0), half) > 0 and kernels.notes
+    assert look(kernels := kernel_scratch.Kernels(0), half) > 0 and kernels.notes
 
 
 def test_the_threads_are_part_of_the_key():
@@ -247,7 +249,7 @@ class Mean(nn.Module):
 
 def test_the_planner_knows_it():
     backend = Eager()
-    with scratch.looking_up(scratch.Kernels(ROOM)) as kernels:
+    with kernel_scratch.looking_up(kernel_scratch.Kernels(ROOM)) as kernels:
         gradients(Mean(convolutions()), backend, torch.randn(4, 8, 32, 32))
     facts = backend.planned[-1].facts
     held = {value.name: value.scratch for value in facts.values if value.scratch}
@@ -274,7 +276,7 @@ call = runner.call
         Input("x", 4 * 8 * 1024 * 4, "x", torch.float32, (4, 8, 32, 32), (8192, 1, 256, 8)),
         Input("w", 8 * 49 * 4, "w", torch.float32, (8, 1, 7, 7), (49, 1, 7, 1)),
     ]
-    with scratch.looking_up(scratch.Kernels(ROOM)) as kernels:
+    with kernel_scratch.looking_up(kernel_scratch.Kernels(ROOM)) as kernels:
         lowered = read_wrapper(source, inputs, "forward")
     events = [event.bytes for event in lowered.events if "convolution scratch" in event.name]
     x, w = dense(4, 8, 32, 32).channels_last(), dense(8, 1, 7, 7).channels_last()

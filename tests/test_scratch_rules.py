@@ -8,10 +8,10 @@ import torch
 from scratch_cases import cases
 from torch.utils._pytree import tree_leaves
 
-from memgraph.facts.scratch import trial
-from memgraph.facts.scratch.operands import Call
-from memgraph.facts.scratch.rules import RULES, rule_of
-from memgraph.measure import peak_above_start
+from memgraph.facts.kernel_scratch import trial
+from memgraph.facts.kernel_scratch.operands import Call
+from memgraph.facts.kernel_scratch.rules import RULES, rule_of
+from memgraph.machine.measure import peak_above_start
 
 TABLE = json.loads(Path(__file__).with_name("scratch_table.json").read_text())
 ROWS = dict(TABLE["rows"])

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memgraph.errors import OptionsError
-from memgraph.sizes import format_size, parse_size
+from memgraph.base.errors import OptionsError
+from memgraph.base.sizes import format_size, parse_size
 
 
 @pytest.mark.parametrize(

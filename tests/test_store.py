@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from memgraph.store import Store
+from memgraph.base.store import Store
 
 
 @pytest.fixture

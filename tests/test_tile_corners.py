@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memgraph
-from memgraph.runtime.shards import accumulator
+from memgraph.runtime.tile_ops import accumulator
 
 
 # KeyError: getitem in tile(): the second region reads a node that the first one's rewrite has replaced

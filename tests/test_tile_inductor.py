@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import memgraph
-from memgraph.measure import peak_above_start
+from memgraph.machine.measure import peak_above_start
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 WORDS = 1024
@@ -147,7 +147,7 @@ print(memgraph.report().cached, loss.item(), sum(g.double().abs().sum() for g in
 
 
 def test_a_warm_cache_gives_tiles_back(tmp_path):
-    """A body within a body can be stored by torch, but not loaded: memgraph/called_graph.py."""
+    """A body within a body can be stored by torch, but not loaded: memgraph/passes/tiles/stored.py."""
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "MEMGRAPH_CACHE": str(tmp_path / "memgraph")}
     lines = []
     for _ in range(2):

@@ -27,7 +27,7 @@ from tiles import (
 from torch import nn
 from torch.nn import functional as F
 
-from memgraph.bodies import sizes
+from memgraph.passes.tiles.body import sizes
 
 SHARDS = (2, 3, 8)
 

@@ -9,7 +9,8 @@ import torch
 from models import Loss
 
 import memgraph
-from memgraph import BudgetError, OptionsError, compat
+from memgraph import BudgetError, OptionsError
+from memgraph.base import compat
 from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, first, more, most_shards
 
 # --- the search -------------------------------------------------------------------------------------------

@@ -14,14 +14,15 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import memgraph
-from memgraph import bodies, tile_graph
-from memgraph.errors import VerifyError
+from memgraph.base.errors import VerifyError
 from memgraph.facts.operators import short_name
-from memgraph.facts.token_states import Tokens
-from memgraph.measure import peak_above_start
-from memgraph.smaller import Relations
-from memgraph.trial import Differs, Trial
-from memgraph.verify_tiles import TileError, verify_tiles
+from memgraph.facts.tokens.states import Tokens
+from memgraph.machine.measure import peak_above_start
+from memgraph.passes.tiles import body as bodies
+from memgraph.passes.tiles import shards as tile_graph
+from memgraph.verify.smaller import Relations
+from memgraph.verify.tiles import TileError, verify_tiles
+from memgraph.verify.trial import Differs, Trial
 
 aten = torch.ops.aten
 
@@ -93,12 +94,12 @@ def test_a_builder_that_is_wrong(fault, monkeypatch):
 
 def test_the_verifier_imports_nothing_that_builds_tiles():
     """Nor does what it imports of memgraph, but for the numbers and names that facts have of a region."""
-    pending, seen = ["memgraph.verify_tiles"], set()
+    pending, seen = ["memgraph.verify.tiles"], set()
     while pending:
         name = pending.pop()
         path = Path(memgraph.__file__).parents[1].joinpath(*name.split("."))
         file = next((item for item in (path.with_suffix(".py"), path / "__init__.py") if item.is_file()), None)
-        if name in seen or file is None or name in ("memgraph", "memgraph.facts.token_graph"):
+        if name in seen or file is None or name in ("memgraph", "memgraph.facts.tokens.region"):
             continue
         seen.add(name)
         for node in ast.walk(ast.parse(file.read_text())):
@@ -106,8 +107,14 @@ def test_the_verifier_imports_nothing_that_builds_tiles():
                 pending += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 pending += [alias.name for alias in node.names]
-    assert {"memgraph.trial", "memgraph.smaller", "memgraph.numbering"} <= seen
-    forbidden = ("memgraph.tile_graph", "memgraph.bodies", "memgraph.calls", "memgraph.passes", "memgraph.facts.to")
+    assert {"memgraph.verify.trial", "memgraph.verify.smaller", "memgraph.verify.walk"} <= seen
+    forbidden = (
+        "memgraph.passes.tiles.shards",
+        "memgraph.passes.tiles.body",
+        "memgraph.passes.insert",
+        "memgraph.passes",
+        "memgraph.facts.to",
+    )
     assert [name for name in seen if name.startswith(forbidden)] == []
 
 

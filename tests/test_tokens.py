@@ -23,7 +23,7 @@ from tiles import (
 from torch import nn
 from torch.nn import functional as F
 
-from memgraph.facts.token_states import SUM, WHOLE, Tokens
+from memgraph.facts.tokens.states import SUM, WHOLE, Tokens
 
 TOKENS = BATCH * LENGTH
 HEADS = 4

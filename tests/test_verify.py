@@ -1,4 +1,4 @@
-"""verify.py passes what is legal (DESIGN section 7)."""
+"""verify/rewrite.py passes what is legal (DESIGN section 7)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from splits import MODULES, X, after, calls, capture, graphsafe, recompute_mask, split_of
 from torch import fx, nn
 
-from memgraph.errors import VerifyError
-from memgraph.verify import snapshot, verify_graph
+from memgraph.base.errors import VerifyError
+from memgraph.verify.rewrite import snapshot, verify_graph
 
 aten = torch.ops.aten
 

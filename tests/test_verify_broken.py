@@ -1,4 +1,4 @@
-"""verify.py names each way in which a graph can be broken (DESIGN section 7)."""
+"""verify/rewrite.py names each way in which a graph can be broken (DESIGN section 7)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from splits import Buffers, Split, X, after, calls, capture, graphsafe, output, recompute_mask, set_outputs, split_of
 
-from memgraph.errors import VerifyError
-from memgraph.verify import verify_graph
+from memgraph.base.errors import VerifyError
+from memgraph.verify.rewrite import verify_graph
 
 aten = torch.ops.aten
 

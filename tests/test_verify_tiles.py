@@ -12,12 +12,12 @@ from tiles import WIDTH, WORDS, Joint, Of, floats, joint_of, labels, linear, los
 from torch import nn
 from torch.nn import functional as F
 
-from memgraph import bodies
-from memgraph.calls import call
-from memgraph.errors import VerifyError
-from memgraph.facts.token_states import SIZED, Mixed
+from memgraph.base.errors import VerifyError
+from memgraph.facts.tokens.states import SIZED, Mixed
+from memgraph.passes.insert import call
 from memgraph.passes.tile import call_names
-from memgraph.verify_tiles import TileError, verify_tiles
+from memgraph.passes.tiles import body as bodies
+from memgraph.verify.tiles import TileError, verify_tiles
 
 aten = torch.ops.aten
 

@@ -15,9 +15,9 @@ import torch
 from families import FAMILIES, Family, trial
 from harness import Eager
 
-from memgraph.facts import scratch
+from memgraph.facts import kernel_scratch
 from memgraph.planner.offload import Tiers
-from memgraph.planner.transfers import Tier
+from memgraph.planner.queues import Tier
 
 HANDFUL = ("mixtral", "mamba2", "modernbert", "whisper", "wan", "recommender")
 CHOSEN = FAMILIES if os.environ.get("MEMGRAPH_ZOO") == "all" else HANDFUL
@@ -52,13 +52,13 @@ def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
     if name in NOT_NODE_BY_NODE:
         pytest.skip("torch's own split does not run node by node")
     # Kernels are tried, as in the backend: the bound of a convolution's scratch alone would be a small model's peak.
-    with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):
+    with kernel_scratch.looking_up(kernel_scratch.for_compilation(None, 0, cache=False)):
         loss, gradients = step(family, plain)
     levers = {"tile": True, "offload": {"nvme": str(tmp_path), "min_bytes": 1024, "verify": True}}
     smallest = Eager(fraction=0.01, last=True)
     everything = Eager(fraction=0.01, last=True, tiers=NVME, **levers)
     for backend in (smallest, everything):
-        with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):
+        with kernel_scratch.looking_up(kernel_scratch.for_compilation(None, 0, cache=False)):
             found, mine = step(family, backend)
         assert found == pytest.approx(loss, rel=1e-5)
         assert trial.difference(mine, gradients) <= family.tolerance

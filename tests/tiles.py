@@ -12,11 +12,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from memgraph.facts.token_states import State, Tokens
-from memgraph.facts.tokens import Refused, Region, find_regions
+from memgraph.facts.tokens.find import Refused, Region, find_regions
+from memgraph.facts.tokens.states import State, Tokens
 from memgraph.passes.tile import tile
-from memgraph.verify import snapshot
-from memgraph.verify_tiles import verify_tiles
+from memgraph.verify.rewrite import snapshot
+from memgraph.verify.tiles import verify_tiles
 
 BATCH, LENGTH, WIDTH, WIDE, WORDS = 2, 6, 8, 32, 24  # WORDS: of the vocabulary
 

@@ -14,9 +14,9 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from memgraph import compat
+from memgraph.base import compat
 from memgraph.facts.operators import family, short_name
-from memgraph.hardware import Hardware
+from memgraph.machine.hardware import Hardware
 
 TRANSCENDENTAL = frozenset(
     "exp expm1 exp2 log log2 log1p tanh sigmoid silu gelu erf erfc sin cos pow softplus mish "

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import fx
 
-from memgraph.facts import regions, scratch
+from memgraph.facts import kernel_scratch, regions
+from memgraph.facts.bodies import Inside
 from memgraph.facts.costs import logical_bytes, seconds, storage_span
 from memgraph.facts.gradient_sums import gradient_sums
-from memgraph.facts.inside import Inside
 from memgraph.facts.operators import family, short_name, twice_is_wrong
 from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
-from memgraph.hardware import Hardware
+from memgraph.machine.hardware import Hardware
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def read_joint(
                 storage=position[roots[node]],
                 bytes=owned_bytes(node, roots[node] is node, granularity),
                 seconds=called.seconds if called else seconds(node, hardware) if node.op == "call_function" else 0.0,
-                scratch=called.scratch if called else scratch.of_node(node, hardware.device),
+                scratch=called.scratch if called else kernel_scratch.of_node(node, hardware.device),
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
                 fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else "",

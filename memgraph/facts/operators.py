@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx import Node
 
-from memgraph import compat
+from memgraph.base import compat
 
 Family = Literal["view", "pointwise", "reduction", "extern", "getitem", "symbol"]
 

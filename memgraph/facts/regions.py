@@ -13,6 +13,7 @@ graph.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 
@@ -51,6 +52,17 @@ def element_of(path: str) -> str:
         if part.isdigit():
             return ".".join(parts[: position + 1])
     return ""
+
+
+def matched(path: str, pattern: str) -> str | None:
+    """The module path, or the outermost of its parents, that the pattern matches; None where it matches none."""
+    return next((prefix for prefix in parents(path) if fnmatch.fnmatchcase(prefix, pattern)), None)
+
+
+def parents(path: str) -> list[str]:
+    """A module path and all of its parents, outermost first."""
+    parts = path.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 @dataclasses.dataclass(frozen=True)

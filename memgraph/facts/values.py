@@ -11,7 +11,7 @@ from torch import fx
 
 from memgraph.facts.costs import storage_span
 from memgraph.facts.operators import family, short_name
-from memgraph.hardware import Hardware
+from memgraph.machine.hardware import Hardware
 
 # On the CPU Inductor materialises what has several readers and one of these in it (torch/_inductor/ir.py,
 # should_realize_on_reuse).

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from memgraph.facts.liveness import Sweep
+from memgraph.planner.queues import Move
 from memgraph.planner.schedule import Schedule
-from memgraph.planner.transfers import Move
 
 
 @dataclasses.dataclass(frozen=True)

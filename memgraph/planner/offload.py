@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memgraph.planner.candidate import Candidate, fastest, smallest
+from memgraph.planner.queues import Clock, Tier, place
 from memgraph.planner.schedule import Copies
-from memgraph.planner.transfers import Clock, Tier, place
 
 if TYPE_CHECKING:
     from memgraph.facts.values import Value

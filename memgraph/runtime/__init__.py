@@ -1,11 +1,10 @@
 """What a compiled graph calls to move saved values to host memory or disk and back (DESIGN.md, section 8).
 
-Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, and those of `shards`.
+Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, and those of `tile_ops`.
 """
 
-from memgraph.runtime import ops, shards
-from memgraph.runtime.sanitizer import sanitized
-from memgraph.runtime.tiers import (
+from memgraph.runtime import tile_ops, transfer_ops
+from memgraph.runtime.process import (
     Reservation,
     Statistics,
     Taken,
@@ -18,6 +17,7 @@ from memgraph.runtime.tiers import (
     statistics,
     taken,
 )
+from memgraph.runtime.sanitizer import sanitized
 from memgraph.runtime.value import Layout, Settings, span
 
 __all__ = [
@@ -28,14 +28,14 @@ __all__ = [
     "Taken",
     "gpudirect_refusal",
     "host_pool",
-    "ops",
     "prepare",
     "release",
     "room",
     "sanitized",
     "scratch_file",
-    "shards",
     "span",
     "statistics",
     "taken",
+    "tile_ops",
+    "transfer_ops",
 ]

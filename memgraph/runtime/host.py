@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
+from memgraph.base.sizes import format_size
 from memgraph.runtime import sanitizer, streams
 from memgraph.runtime.reservations import Reservations, listed
 from memgraph.runtime.slots import Slot, Slots, pages
 from memgraph.runtime.value import Layout, Settings, Transfer, Value
-from memgraph.sizes import format_size
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the process
 

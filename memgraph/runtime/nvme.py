@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
-from memgraph.runtime.scratch import Scratch
+from memgraph.runtime.scratch_file import Scratch
 from memgraph.runtime.slots import PAGE, pages
 from memgraph.runtime.value import Latch, Layout, Settings, Transfer, Value
 

@@ -8,9 +8,9 @@ import weakref
 
 import torch
 
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer
-from memgraph.runtime.tiers import Tier, host_pool, scratch_file
+from memgraph.runtime.process import Tier, host_pool, scratch_file
 from memgraph.runtime.value import Layout, Settings, Transfer, Value, bytes_of
 
 

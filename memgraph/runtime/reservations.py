@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from memgraph.sizes import format_size
+from memgraph.base.sizes import format_size
 
 _logger = logging.getLogger(__name__)
 _SHOWN = 3  # owners that a sentence names

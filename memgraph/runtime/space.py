@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from memgraph.sizes import format_size
+from memgraph.base.sizes import format_size
 
 try:
     import fcntl

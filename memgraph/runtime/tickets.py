@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memgraph.errors import OffloadError
+from memgraph.base.errors import OffloadError
 
 _ids = itertools.count(1)
 _owned: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()

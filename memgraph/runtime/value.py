@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from memgraph.errors import OffloadError, OptionsError
+from memgraph.base.errors import OffloadError, OptionsError
 from memgraph.runtime import streams
 from memgraph.runtime.slots import Slot
 

@@ -22,7 +22,7 @@ import torch
 
 import memgraph
 from families import FAMILIES, Family
-from memgraph.measure import allocated_bytes
+from memgraph.machine.measure import allocated_bytes
 
 STEPS = 5
 FRACTIONS = (0.6, 0.35)

@@ -16,18 +16,18 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from memgraph import compat
-from memgraph.decisions import make_plan
-from memgraph.facts import scratch
+from memgraph.backend.rules import protect
+from memgraph.base import compat
+from memgraph.facts import kernel_scratch
 from memgraph.facts.joint import JointFacts, read_joint
-from memgraph.hardware import Hardware
-from memgraph.measure import peak_above_start
+from memgraph.machine.hardware import Hardware
+from memgraph.machine.measure import peak_above_start
 from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
-from memgraph.pins import protect
 from memgraph.planner.candidate import Candidate
-from memgraph.verify import snapshot, verify_partition
+from memgraph.planner.explain import make_plan
+from memgraph.verify.rewrite import snapshot, verify_partition
 
 HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)
 
@@ -111,7 +111,7 @@ class _Counting(fx.Interpreter):
         self.peaks.append(
             sum(size for where, size in storages.items() if where not in self.callers)
             + sum(_bytes(next(iter(node.users))) for node in coming)
-            + scratch.of_node(n, "cpu")
+            + kernel_scratch.of_node(n, "cpu")
         )
         return result
 

@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from programs import OPS, programs
 
-from memgraph.decisions import timeline
-from memgraph.facts import scratch
+from memgraph.facts import kernel_scratch
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.cut import SavedSetCut
+from memgraph.planner.explain import timeline
 from memgraph.planner.offload import Tiers
+from memgraph.planner.queues import Clock, Move, Tier, place, with_moves
 from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
-from memgraph.planner.transfers import Clock, Move, Tier, place, with_moves
 from memgraph.runtime import sanitized
 
 # What these calls take and give back is in no timeline, or differs where no compiler runs. Found by measuring:
@@ -170,7 +170,9 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
 @settings(SETTINGS, max_examples=15)
 @given(programs(sorted(set(OPS) - SCRATCH - {"write_row", "bfloat16"})), st.sets(st.integers(0, 40)))
 def test_the_predicted_peak_is_the_profilers(program, chosen):
-    with scratch.looking_up(scratch.for_compilation(None, 0, cache=False)):  # kernels are measured, not bounded
+    with kernel_scratch.looking_up(
+        kernel_scratch.for_compilation(None, 0, cache=False)
+    ):  # kernels are measured, not bounded
         captured = capture(program, decompose=False)
     candidate = legal(captured.facts, chosen, Copies.OF_HELD)
     graphs = captured.realise(candidate, Planner(captured.facts, fused=False).stock)

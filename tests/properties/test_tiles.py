@@ -19,11 +19,11 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tiles import Joint  # noqa: E402
 
-from memgraph import compat  # noqa: E402
+from memgraph.base import compat  # noqa: E402
 from memgraph.facts.operators import short_name  # noqa: E402
 from memgraph.facts.regions import module_path  # noqa: E402
-from memgraph.facts.token_states import Mixed  # noqa: E402
-from memgraph.verify import snapshot  # noqa: E402
+from memgraph.facts.tokens.states import Mixed  # noqa: E402
+from memgraph.verify.rewrite import snapshot  # noqa: E402
 
 SETTINGS = settings(
     deadline=None,

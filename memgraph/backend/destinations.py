@@ -1,0 +1,228 @@
+"""Which tiers values may be offloaded to: the options, the machine's room and its links, as the planner takes them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from memgraph import runtime
+from memgraph.backend.options import OffloadOptions, Options
+from memgraph.base import compat
+from memgraph.base.errors import OffloadError
+from memgraph.base.sizes import format_size
+from memgraph.machine import disk
+from memgraph.machine.hardware import Hardware
+from memgraph.planner.decisions import Plan
+from memgraph.planner.offload import Tiers
+from memgraph.planner.queues import Tier
+from memgraph.runtime.gpudirect import ON_CPU
+from memgraph.runtime.slots import PAGE
+from memgraph.runtime.space import Space, describe
+
+# What `True` leaves of the free host memory: others need some too.
+LEFT = 0.1
+# What others in this process left of a limit is rounded down to this share of it: their plans may differ by a little
+# from run to run, and the caches of this one should not answer anew for that.
+STEP = 1 / 64
+
+
+def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch.device | str | None = None) -> Tiers:
+    """The tiers of one compilation, fastest first.
+
+    here: whether the step runs on this machine; else only given limits bound the tiers.  device: of the values, by
+    default one of the kind that `hardware` speaks of.
+    Raises OffloadError where the scratch folder cannot be used, or not in the way that was asked for.
+    """
+    wanted = options.offload
+    if wanted is None:
+        return Tiers()
+    device = torch.device(device or hardware.device)
+    found, notes = [], ()
+    if wanted.host:
+        found.append(_host(wanted, hardware, device, here))
+    if wanted.nvme is not None:
+        if here:
+            _check_folder(wanted.nvme.path)
+        gpudirect, note = way(wanted, device, here)
+        notes = (note,) * bool(note)
+        found.append(_nvme(wanted, hardware, device, here, gpudirect))
+    return Tiers(tuple(found), wanted.min_bytes, notes)
+
+
+def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here: bool) -> Tier:
+    taken = runtime.taken("host", device) if here else runtime.Taken()
+    capacity = limit = None
+    why = ""
+    if wanted.host is not True:
+        limit = wanted.host
+        capacity, why = _left(limit, taken)
+    elif here:
+        ranks = ranks_here()
+        capacity = _rounded(int(compat.free_memory() * (1 - LEFT)) // ranks + taken.spare)
+        limit = capacity + taken.reserved
+        why = f"memory that the machine has free{_shared(ranks)}{_besides(taken)}"
+    # The CPU's own memory is where the values are already: only a rule sends them there.
+    only_rules = torch.device(hardware.device).type == "cpu"
+    return Tier("host", hardware.link_out, hardware.link_in, capacity, only_rules, PAGE, limit=limit, why=why)
+
+
+def _nvme(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here: bool, gpudirect: bool) -> Tier:
+    folder, limit = wanted.nvme.path, wanted.nvme.limit
+    taken = runtime.taken("nvme", device, folder) if here else runtime.Taken()
+    capacity, why = (None, "") if limit is None else _left(limit, taken)
+    if here:
+        disk_room, text = _disk_room(folder, wanted.nvme.margin, taken)
+        if capacity is None or disk_room < capacity:
+            capacity, why = disk_room, text
+    extra = runtime.room(1, "nvme", hardware.device) - PAGE
+    rates = disk.load(folder).rates(gpudirect)
+    return Tier("nvme", *rates, capacity, page=PAGE, extra=extra, gpudirect=gpudirect, limit=limit, why=why)
+
+
+def _left(limit: int, taken: runtime.Taken) -> tuple[int, str]:
+    """What reservations in this process leave of a limit, and why, to read."""
+    text = f"its limit is {format_size(limit)}"
+    if not taken.reserved:
+        return limit, text
+    step = max(1, int(limit * STEP))
+    return max(0, limit - taken.reserved) // step * step, text + _besides(taken)
+
+
+def _disk_room(folder: str, margin: float | None, taken: runtime.Taken) -> tuple[int, str]:
+    """What one process may take of the disk beside what is reserved, and why, to read."""
+    try:
+        space = Space.of(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    kept, ranks = space.margin(margin), ranks_here()
+    room = max(0, space.free - kept) // ranks
+    text = f"the file system of {folder} has {describe(space.free, kept)}{_shared(ranks)}{_besides(taken)}"
+    return _rounded(room + taken.spare), text
+
+
+def _shared(ranks: int) -> str:
+    return f", shared by {ranks} processes" if ranks > 1 else ""
+
+
+def _besides(taken: runtime.Taken) -> str:
+    return f"; reserved in this process: {taken}" if taken.reserved else ""
+
+
+def ranks_here() -> int:
+    """Ranks of this job that share this machine, its memory and its disk.
+
+    As the launcher says (LOCAL_WORLD_SIZE). Where it says nothing: all ranks, but no more than the machine has GPUs.
+    """
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    world = distributed.get_world_size()
+    return min(world, torch.cuda.device_count() or world)
+
+
+def way(wanted: OffloadOptions, device: torch.device | str, here: bool = True) -> tuple[bool, str]:
+    """Whether values go to the scratch file by GPUDirect; and which way they go and why, to read (not on the CPU).
+
+    Raises OffloadError where GPUDirect was asked for and cannot be had.
+    """
+    folder, figures = wanted.nvme.path, disk.load(wanted.nvme.path)
+    against = _against_gpudirect(wanted, figures, device, here)
+    if against and wanted.nvme.gpudirect is True:
+        raise OffloadError(f"GPUDirect was asked for and cannot be used: {against}", tier="nvme", path=folder)
+    staged = disk.speed(figures.rates(False))
+    if against:
+        text = f"{folder}: staged in page-locked memory ({staged}), not by GPUDirect: {against}"
+        return False, "" if torch.device(device).type == "cpu" else text
+    direct = disk.speed(figures.rates(True)) if figures.knows_gpudirect else "not measured"
+    return True, f"{folder}: by GPUDirect ({direct}), not staged in page-locked memory ({staged})"
+
+
+def _against_gpudirect(wanted: OffloadOptions, figures: disk.Disk, device: torch.device | str, here: bool) -> str:
+    """Why values do not go by GPUDirect; empty where they do."""
+    if not wanted.nvme.gpudirect:
+        return "switched off by the options"
+    if wanted.verify:
+        return "checksums need the bytes in the memory of the host"
+    if wanted.nvme.gpudirect == "auto" and figures.against_gpudirect:
+        return figures.against_gpudirect
+    if here:
+        return runtime.gpudirect_refusal(wanted.nvme.path, device)
+    return ON_CPU if torch.device(device).type == "cpu" else ""
+
+
+def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
+    """What the copies of each tier are told, as JSON (memgraph.runtime.Settings).  graph: tells graphs apart."""
+    if options.offload is None:
+        return {}
+    common = {"verify": options.offload.verify}
+    if options.offload.window:
+        common |= {"window": options.offload.window, "graph": graph}
+    text = {}
+    for tier in found.tiers:
+        own = {"cap": tier.limit} if tier.name == "host" else {"folder": options.offload.nvme.path}
+        if tier.name == "nvme":
+            own |= {"limit": tier.limit, "margin": options.offload.nvme.margin}
+            if tier.gpudirect:
+                own["gpudirect"] = True
+        text[tier.name] = json.dumps(common | own, sort_keys=True)
+    return text
+
+
+def room(plans: Iterable[Plan], found: Tiers) -> dict[str, int]:
+    """Bytes of each tier that one step of these plans takes, by the tier's name; only tiers that are used."""
+    needed: dict[str, int] = {}
+    for plan in plans:
+        for transfer in plan.transfers:
+            tier = found.named(transfer.tier)
+            needed[tier.name] = needed.get(tier.name, 0) + tier.room(transfer.bytes)
+    return needed
+
+
+def reserve(
+    needed: Mapping[str, int], options: Options, found: Tiers, device: torch.device | str, owner: str
+) -> list[runtime.Reservation]:
+    """Take the room that `room` says, on `device`, until what is returned is dropped.  owner: for others' messages.
+
+    Raises OffloadError where a tier has less room than it said; nothing stays reserved then.
+    """
+    told = settings(options, found)
+    taken: list[runtime.Reservation] = []
+    try:
+        for name, size in needed.items():
+            sizes = {"host_bytes": size} if name == "host" else {"nvme_bytes": size}
+            taken.append(runtime.prepare(device, told[name], **sizes, owner=owner))
+    except BaseException:
+        for reservation in taken:
+            reservation.close()
+        raise
+    return taken
+
+
+def _check_folder(folder: str) -> None:
+    """Raise OffloadError where no scratch file can be made in `folder`, though no value may ever go there."""
+    try:
+        mode = os.stat(folder).st_mode
+        if not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no file can be written in it")
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: str, error: OSError) -> OffloadError:
+    return OffloadError(f"the scratch folder cannot be used: {error.strerror}", tier="nvme", path=folder)
+
+
+def _rounded(room: int) -> int:
+    """Rounded down to an eighth of its size, so that caches do not answer anew whenever a neighbour breathes."""
+    step = 1 << max(0, room.bit_length() - 4)
+    return room // step * step

@@ -1,0 +1,72 @@
+"""The partitioner that memgraph hands to Inductor: the place where one joint graph is planned.
+
+Inductor pickles it into its cache keys. All that counts there is `uuid`, so that is all that is pickled: the plan is a
+pure function of the graph (in the key anyway) and of what the uuid holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from memgraph.backend.joint_graph import NO_TIERS, Bound, Planned, plan_partition
+from memgraph.backend.options import Options
+from memgraph.backend.progress import Progress
+from memgraph.base import compat
+from memgraph.base.fingerprint import source_fingerprint
+from memgraph.facts import kernel_scratch
+from memgraph.machine.hardware import Hardware
+from memgraph.planner.offload import Tiers
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
+    """Plans each joint graph that Inductor hands over; `planned` keeps what it did, the outermost graph last."""
+
+    def __init__(
+        self,
+        options: Options,
+        hardware: Hardware,
+        bound: Bound,
+        progress: Progress,
+        name: str,
+        tiers: Tiers = NO_TIERS,
+    ) -> None:
+        self.options, self.hardware, self.bound, self.tiers = options, hardware, bound, tiers
+        self.progress, self.name = progress, name
+        self.planned: list[Planned] = []
+
+    def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        with self.progress.stage("planning", graph=self.name):
+            forward, backward, planned = plan_partition(
+                gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, **kwargs
+            )
+        self.planned.append(planned)
+        return forward, backward
+
+    def uuid(self) -> str:
+        """All that the plan depends on besides the graph."""
+        parts = (
+            self.options.key(),
+            self.hardware.to_json(),
+            json.dumps(dataclasses.asdict(self.bound), sort_keys=True),
+            repr(self.tiers),
+            str(_world_size()),
+            source_fingerprint(),
+            kernel_scratch.fingerprint(),
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.uuid(),))
+
+    def __deepcopy__(self, memo: dict) -> Partitioner:
+        return self  # Inductor deep-copies its configuration; a copy would lose what the original records

@@ -1,0 +1,147 @@
+"""Inductor as memgraph calls it: a Dynamo graph in, a compiled callable out, and what was lowered on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from typing import Any
+
+import torch
+from torch import fx
+
+from memgraph.backend.hook import Partitioner
+from memgraph.backend.options import Options
+from memgraph.backend.progress import Progress
+from memgraph.base import compat
+from memgraph.base.fingerprint import source_fingerprint
+from memgraph.facts import kernel_scratch
+from memgraph.lower.order import KeepOrder
+from memgraph.lower.timeline import (
+    Input,
+    inputs_of,
+    output_names,
+    read_wrapper,
+    saved_by_name,
+    saved_inputs,
+    step_timeline,
+    without_work,
+)
+from memgraph.lower.wrapper import NotReadable
+from memgraph.planner.decisions import Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One Dynamo graph to compile.  inputs: as Dynamo gives them.  device: whose memory is bounded.  name: to read."""
+
+    gm: fx.GraphModule
+    inputs: Any
+    options: Options
+    device: torch.device
+    progress: Progress
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """One graph that Inductor was given.  outputs: their names.  source: its wrapper, None where none can be read."""
+
+    phase: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    source: str | None
+
+
+def key_of(job: Job, *parts: str) -> str:
+    """A name for a graph and all by which it may be compiled to something else; parts: what the caller adds."""
+    digest = hashlib.sha256()
+    for part in (
+        compat.graph_text(job.gm, job.inputs),
+        *parts,
+        source_fingerprint(),
+        kernel_scratch.fingerprint(),
+        compat.autocast_state(("cpu", job.device.type)),
+    ):
+        digest.update(part.encode() + b"\0")
+    digest.update(compat.config_fingerprint())
+    return digest.hexdigest()
+
+
+def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[Any, list[Graph]]:
+    """Compile a graph by a partitioner's plan, or as Inductor has it: (the callable, the graphs that were lowered).
+
+    The outermost graph of each phase is the last one. No graph is listed where a warm cache answered for all of it.
+    """
+    options, graphs = job.options, []
+    patches = dict(compat.mode_options(options.mode)) if options.mode else {}
+    patches |= options.inductor
+    if partitioner is not None:
+        patches["custom_partitioner_fn"] = partitioner
+        order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid())
+        patches["_pre_fusion_custom_pass"] = order
+    if not cache:
+        patches["force_disable_caches"] = True
+    stock = compat.inner_compile()
+
+    def inner(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        phase = "backward" if kwargs.get("is_backward") else "forward"
+        given, returned, trivial = _seen(gm, strict=partitioner is not None)  # now: Inductor rewrites the graph
+        if options.retain_graph:
+            compat.donate_nothing()
+        configured = contextlib.nullcontext()
+        if _is_ours(partitioner, phase == "backward"):
+            configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
+        if partitioner is not None:
+            compat.lower_transfers()
+            compat.lower_shards()
+        with configured, job.progress.stage(f"Inductor {phase}", graph=job.name):
+            lowered = stock(gm, inputs, **kwargs)
+        graphs.append(Graph(phase, given, returned, getattr(lowered, "source_code", None) or trivial))
+        return lowered
+
+    copy = compat.copy_graph(job.gm)
+    return compat.compile_graph(copy, job.inputs, inner, patches, retain_graph=options.retain_graph), graphs
+
+
+def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[Input, ...], tuple[str, ...], str | None]:
+    """Inputs, names of outputs, and the wrapper of a graph without work, as Inductor gets it.
+
+    Not as it was split: AOTAutograd takes the tokens of effects out in between.  strict: raise where that cannot be
+    read; a graph without a plan runs all the same, and `read_step` refuses it.
+    """
+    try:
+        return inputs_of(gm), output_names(gm), without_work(gm)
+    except Exception:
+        if strict:
+            raise
+        return (), (), None
+
+
+def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
+    """Whether the plan orders a graph: a planned backward, a forward that values are copied out of, any with tiles."""
+    if partitioner is None or not partitioner.planned:  # nothing was differentiated
+        return False
+    plan = partitioner.planned[-1].plan
+    if any(decision.action == "tile" for decision in plan.decisions):
+        return True
+    return not plan.stock and (backward or bool(plan.transfers))
+
+
+def read_step(graphs: list[Graph], device: str, *, retained: bool = False) -> Timeline:
+    """What one forward and backward of the outermost graph allocate, by Inductor's wrappers.
+
+    retained: saved values outlive the backward.  Raises NotReadable where a wrapper's effect on memory is not known.
+    """
+    found = {graph.phase: graph for graph in graphs}
+    missing = {"forward", "backward"} - {graph.phase for graph in found.values() if graph.source}
+    if missing:
+        raise NotReadable(0, "", f"there is no Python wrapper of the {' and the '.join(sorted(missing))}")
+    first, second = found["forward"], found["backward"]
+    forward = read_wrapper(first.source, first.inputs, "forward", device=device)
+    links = saved_by_name(first.outputs, second.inputs)
+    held = min(links.values(), default=len(first.outputs))  # what is saved stands behind what the user gets
+    inputs = saved_inputs(second.inputs, forward, links, held=held)
+    if retained:  # autograd keeps them until the graph goes
+        inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
+    return step_timeline(forward, read_wrapper(second.source, inputs, "backward", device=device), links)

@@ -1,0 +1,139 @@
+"""What came of one graph: its report, or the error that says why its budget cannot be kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from memgraph.backend.joint_graph import Planned
+from memgraph.backend.options import Options
+from memgraph.base.errors import BudgetError, FullTier
+from memgraph.base.fingerprint import source_fingerprint
+from memgraph.planner.decisions import Refusal, Timeline
+from memgraph.planner.explain import full_refusal, timeline
+from memgraph.planner.queues import Tier
+from memgraph.reporting.report import SWEEP, WRAPPER, Report
+
+
+def build_report(
+    planned: Planned,
+    options: Options,
+    truth: Timeline | None,
+    *,
+    baseline: int,
+    budget: int | None,
+    unplanned: Timeline | None = None,
+    refusals: tuple[Refusal, ...] = (),
+    **known: Any,
+) -> Report:
+    """The report of one planned graph.
+
+    truth: what Inductor's wrappers allocate, or None where only the sweep is known.  budget: bytes, or None where the
+    graph decides.  unplanned: what plain Inductor allocates, where it was asked.
+    known: the report's fields that the plan does not speak of.
+    """
+    plain = truth is not None and planned.plain
+    above = truth.peak if truth is not None else planned.chosen.peak
+    if unplanned is None and plain:
+        unplanned = truth
+    swept = unplanned is None
+    unplanned = planned.unplanned if swept else unplanned
+    if planned.bound is not None and budget is None:
+        budget = baseline + options.held_back + planned.bound
+    return Report(
+        requested=str(options.budget),
+        budget=budget,
+        reserve=options.held_back,
+        baseline=baseline,
+        unplanned_peak=baseline + unplanned.peak,
+        source_of_unplanned_peak=SWEEP if swept else WRAPPER,
+        predicted_peak=baseline + above,
+        source_of_peak=WRAPPER if truth is not None else SWEEP,
+        predicted_time=planned.seconds,
+        unplanned_time=planned.unplanned_seconds,
+        recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
+        stall_time=planned.chosen.stall,
+        decisions=planned.plan.decisions,
+        refusals=planned.refusals + refusals,
+        timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
+        unplanned_timeline=unplanned,
+        binding=planned.binding(),
+        versions=_versions(),
+        **known,
+    )
+
+
+def without_plan(
+    options: Options, truth: Timeline, *, baseline: int, notes: tuple[str, ...] = (), **known: Any
+) -> Report:
+    """The report of a graph that runs as Inductor has it, since it could not be planned.
+
+    truth: what Inductor's wrappers allocate.  known: as of `build_report`.
+    """
+    budget = options.budget
+    if isinstance(budget, float):
+        budget = baseline + options.held_back + int(budget * truth.peak)
+    return Report(
+        requested=str(options.budget),
+        budget=budget if isinstance(budget, int) else None,
+        reserve=options.held_back,
+        baseline=baseline,
+        unplanned_peak=baseline + truth.peak,
+        predicted_peak=baseline + truth.peak,
+        source_of_unplanned_peak=WRAPPER,
+        source_of_peak=WRAPPER,
+        predicted_time=0.0,
+        unplanned_time=0.0,
+        recompute_time=0.0,
+        timeline=truth,
+        unplanned_timeline=truth,
+        notes=("compiled as Inductor has it, without a plan: see what was refused", *notes),
+        versions=_versions(),
+        **known,
+    )
+
+
+def found_again(report: Report, *, graph: str, baseline: int) -> Report:
+    """The report of a graph that came from warm caches: planned then, and compiled now at another baseline."""
+    moved = baseline - report.baseline
+    return dataclasses.replace(
+        report,
+        graph=graph,
+        baseline=baseline,
+        budget=None if report.budget is None else report.budget + moved,
+        unplanned_peak=report.unplanned_peak + moved,
+        predicted_peak=report.predicted_peak + moved,
+        cached=True,
+    )
+
+
+def budget_error(
+    report: Report, planned: Planned, options: Options, minimum: int, budget: int, estimated: bool = False
+) -> BudgetError:
+    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak.
+
+    estimated: nothing was compiled.
+    """
+    told = {full_refusal(tier, need) for tier, need in planned.full}
+    return BudgetError(
+        minimum=minimum,
+        binding=report.binding,
+        budget=budget,
+        refusals=((refusal.what, refusal.reason) for refusal in report.refusals if refusal not in told),
+        unused=options.unused,
+        baseline=report.baseline,
+        reserve=report.reserve,
+        full=(_full_tier(tier, need, options) for tier, need in planned.full),
+        estimated=estimated,
+    )
+
+
+def _full_tier(tier: Tier, need: int, options: Options) -> FullTier:
+    path = options.offload.nvme.path if tier.name == "nvme" else ""
+    return FullTier(tier.name, tier.capacity, need, path, tier.why)
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    return (("torch", torch.__version__), ("memgraph", source_fingerprint()[:12]))

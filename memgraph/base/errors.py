@@ -1,0 +1,193 @@
+"""What memgraph raises. Every error carries its facts as attributes, and says them in its message."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memgraph.base.sizes import format_size
+
+_SHOWN = 10  # binding tensors that a message lists; the attribute holds them all
+
+
+class MemgraphError(Exception):
+    """The base of every error that memgraph raises on purpose."""
+
+
+class OptionsError(MemgraphError, ValueError):
+    """An option that memgraph does not know, or a value that it does not take."""
+
+
+class PlanWarning(UserWarning):
+    """A graph runs as Inductor has it, since it could not be planned: what the options ask for is not promised."""
+
+
+class GraphError(MemgraphError, ValueError):
+    """A graph that memgraph cannot plan, though nothing is wrong with it."""
+
+
+class OffloadError(MemgraphError, RuntimeError):
+    """An offloaded value could not be stored or brought back; the step that needs it must not go on.
+
+    Attributes:
+        reason: what went wrong, without the places.
+        value: the value's name in its graph, `""` where no single value is concerned.
+        tier: "host" or "nvme", `""` where neither is concerned.
+        path: the scratch folder, `""` for the host tier.
+    """
+
+    def __init__(self, reason: str, *, value: str = "", tier: str = "", path: str = ""):
+        self.reason, self.value, self.tier, self.path = reason, value, tier, path
+        places = [f"value {value!r}"] * bool(value) + [f"tier {tier!r}"] * bool(tier) + [f"in {path}"] * bool(path)
+        super().__init__(f"{', '.join(places)}: {reason}" if places else reason)
+
+    def __reduce__(self):
+        return functools.partial(OffloadError._rebuild, type(self)), self.args, self.__dict__
+
+    @staticmethod
+    def _rebuild(kind: type[OffloadError], message: str) -> OffloadError:
+        return kind(message)  # the message names the places already; `__dict__` brings the attributes
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A tensor that is live at the peak of the smallest plan, and so keeps the budget from shrinking.
+
+    Attributes:
+        name: the value's name in the joint graph.
+        bytes: its size.
+        module: path of the module that makes it, `""` where none is known.
+        source: `file:line` of the user's code that makes it, `""` where none is known.
+    """
+
+    name: str
+    bytes: int
+    module: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class FullTier:
+    """A tier that lacks the room for values that would have gone there.
+
+    Attributes:
+        tier: "host" or "nvme".
+        room: bytes that it has for this graph.
+        need: bytes that all values that may go there take.
+        path: the scratch folder, `""` for the host tier.
+        why: what its room is, to read.
+    """
+
+    tier: str
+    room: int
+    need: int
+    path: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        place = f" in {self.path}" if self.path else ""
+        text = f"The tier {self.tier!r}{place} has room for {_exact(self.room)} only"
+        text += f", and the values that may go there need {format_size(self.need)}"
+        return f"{text}: {self.why}." if self.why else f"{text}."
+
+
+class BudgetError(MemgraphError, RuntimeError):
+    """The budget cannot be reached; raised before the first step runs.
+
+    Attributes:
+        minimum: the smallest budget that can be reached, in bytes, baseline and reserve included.
+        binding: what is live at its peak, largest first.
+        budget: the budget that was asked for, in bytes, where it is known.
+        refusals: what was asked for and not done, as (what, reason).
+        unused: the options by which less memory might do, and which are off.
+        baseline: bytes of the minimum that are allocated when the step starts, where they are known.
+        reserve: bytes of the minimum that are held back by the options.
+        full: tiers that lack the room for values that would have gone there.
+        estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
+    """
+
+    def __init__(
+        self,
+        *,
+        minimum: int,
+        binding: Iterable[Binding] = (),
+        budget: int | None = None,
+        refusals: Iterable[tuple[str, str]] = (),
+        unused: Iterable[str] = (),
+        baseline: int | None = None,
+        reserve: int = 0,
+        full: Iterable[FullTier] = (),
+        estimated: bool = False,
+    ):
+        self.minimum = minimum
+        self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
+        self.budget = budget
+        self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
+        self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        lines = [*self._sums(), *map(str, self.full)]
+        if self.binding:
+            lines.append("Live at its peak:")
+        for tensor in self.binding[:_SHOWN]:
+            places = [place for place in (tensor.module, tensor.source) if place]
+            lines.append("  ".join([f"{format_size(tensor.bytes):>12}", tensor.name, *places]))
+        if rest := self.binding[_SHOWN:]:
+            lines.append(f"{format_size(sum(tensor.bytes for tensor in rest)):>12}  in {len(rest)} more")
+        if self.refusals:
+            lines.append("Asked for and not done:")
+            lines += [f"  {what}: {reason}" for what, reason in self.refusals[:_SHOWN]]
+        if more := self.refusals[_SHOWN:]:
+            lines.append(f"  and {len(more)} more")
+        if self.unused:
+            lines.append(f"Options that are off and may lower it: {', '.join(self.unused)}.")
+        return "\n".join(lines)
+
+    def _sums(self) -> Iterable[str]:
+        """The budget that was asked for, the smallest one, and what that consists of."""
+        asked = "the budget" if self.budget is None else f"the budget of {_exact(self.budget)}"
+        why = ""
+        if self.budget is not None and self.reserve >= self.budget:
+            why = f": {_exact(self.reserve)} are held back by option 'reserve' (and 'offload.window') alone"
+        elif self.budget is not None and self.baseline is not None and self.baseline + self.reserve >= self.budget:
+            why = ": so much is allocated or held back before the step starts"
+        about = "about " if self.estimated else ""
+        yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
+        if self.estimated:
+            yield "That is an estimate: nothing was compiled, and compiling may add a few percent."
+        if self.baseline is not None:
+            step = self.minimum - self.baseline - self.reserve
+            held = f", {format_size(self.reserve)} are held back (the reserve)" if self.reserve else ""
+            start = f"{format_size(self.baseline)} are allocated when the step starts (the baseline)"
+            yield f"Of these {start}{held}, {format_size(step)} are what the step needs."
+
+    def __reduce__(self):
+        # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
+        names = ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full", "estimated")
+        return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__
+
+
+class VerifyError(MemgraphError, AssertionError):
+    """A pass made a graph that is not legal: a bug in memgraph, never in the user's model.
+
+    Attributes:
+        pass_name: the pass after which the graph was checked.
+        breaches: what is wrong with the graph, one sentence each.
+    """
+
+    def __init__(self, pass_name: str, breaches: Iterable[str]):
+        self.pass_name = pass_name
+        self.breaches = tuple(breaches)
+        super().__init__(pass_name, self.breaches)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"the graph is not legal after pass {self.pass_name!r}:", *map("  - {}".format, self.breaches)]
+        )
+
+
+def _exact(size: int) -> str:
+    """A size to read and, in brackets, the bytes: a budget set to the rounded text might fall short of it."""
+    return f"{format_size(size)} ({size} bytes)"

@@ -1,0 +1,265 @@
+"""`memgraph demo | plan | calibrate | doctor | bench`: what a user does at a terminal.
+
+Exit codes: 0 done; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module  # `json` is a parameter's name
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from memgraph.base.errors import BudgetError, MemgraphError, OptionsError
+from memgraph.cli.target import TARGET_HELP, load_step, own_words
+
+CHECKOUT = Path(__file__).parents[1]  # of an editable install; in any other it holds no examples
+
+
+app = typer.Typer(
+    help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+console = Console(highlight=False)
+WIDE = 1000  # columns that no table needs
+
+
+def show(table: Any) -> None:
+    """Print a table: fitted to a terminal, and as wide as it is anywhere else."""
+    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What memgraph refuses is a message and an exit code, not a traceback."""
+    try:
+        yield
+    except MemgraphError as error:
+        code = 3 if isinstance(error, BudgetError) else 2 if isinstance(error, OptionsError) else 1
+        raise fail(str(error), code) from error
+
+
+def fail(message: str, code: int = 1) -> typer.Exit:
+    """Say why, and return what is to be raised."""
+    Console(stderr=True, highlight=False).print(message, markup=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(min=1)] = 30,
+    budget: Annotated[float, typer.Option(help="share of plain Inductor's peak above the baseline")] = 0.4,
+    out: Annotated[Path, typer.Option(help="folder for the report and the picture")] = Path("out"),
+) -> None:
+    """Train a small Llama with and without memgraph, and compare (about five minutes on two cores)."""
+    arguments = [f"--steps={steps}", f"--budget={budget}", f"--out={out}"]
+    raise typer.Exit(_run_file("examples/train_llama.py", arguments))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Run memgraph beside its peers; what follows is handed to benchmarks/run.py."""
+    raise typer.Exit(_run_file("benchmarks/run.py", context.args))
+
+
+def _run_file(name: str, arguments: list[str]) -> int:
+    file = CHECKOUT / name
+    if not file.is_file():
+        raise fail(f"{name} is in memgraph's repository and not in the installed package: clone it and run it there")
+    return subprocess.run([sys.executable, str(file), *arguments]).returncode
+
+
+@app.command(help=f"Plan a step without running or compiling anything.\n\n{TARGET_HELP}")
+def plan(
+    target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False)],
+    budget: Annotated[
+        str, typer.Option(help='"20GiB"; a share such as 0.4; "auto" for the device\'s capacity; "none"')
+    ] = "auto",
+    reserve: Annotated[str, typer.Option(help="bytes of the budget to hold back, such as 2GiB")] = "0B",
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="plan with the built-in figures of this device: H100")] = None,
+    recompute: Annotated[
+        bool | None, typer.Option("--recompute/--no-recompute", help="whether values may be computed again")
+    ] = None,
+    offload: Annotated[
+        str | None, typer.Option(help='"host"; a folder for a scratch file; or JSON: {"host": "64GiB"}')
+    ] = None,
+    tile: Annotated[
+        bool | None, typer.Option("--tile/--no-tile", help="whether MLPs, experts and the loss may run in shards")
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN=ACTION", help="a pin, such as lm_head=tile:16; any number")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
+) -> None:
+    with refusals():
+        named = {
+            "recompute": recompute,
+            "offload": None if offload is None else parse_offload(offload),
+            "tile": tile,
+            "rules": dict(_pair(rule, "rules") for rule in rules) if rules else None,
+        }
+        options = {"budget": parse_budget(budget), "reserve": reserve}
+        options |= {key: value for key, value in named.items() if value is not None}
+        for key, text in (_pair(text, "option") for text in option or ()):
+            if named.get(key) is not None:
+                raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
+            options[key] = parse_value(text)
+        check_outputs(json, plot)
+        from memgraph.backend.dry import plan as plan_step
+
+        with own_words(target):
+            fn, args = load_step(target)
+            report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
+    if console.is_terminal:
+        console.print(report)
+    else:
+        typer.echo(str(report))
+    try:
+        if json:
+            json.write_text(report.to_json())
+        if plot:
+            report.plot(plot)
+    except (OSError, ValueError) as problem:
+        raise fail(f"the report could not be written: {problem}") from problem
+
+
+def parse_budget(text: str) -> str | float | None:
+    """A budget as the backend takes it: None, a share (float), or text that it parses itself."""
+    if text.lower() == "none":
+        return None
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+def parse_value(text: str) -> Any:
+    """JSON, or the text itself where it is none."""
+    with contextlib.suppress(ValueError):
+        return json_module.loads(text)
+    return text
+
+
+def parse_offload(text: str) -> Any:
+    """What follows --offload: JSON as the option takes it, "host", or a folder."""
+    value = parse_value(text)
+    if not isinstance(value, str):
+        return value
+    return {"host": True} if value == "host" else {"nvme": value}
+
+
+def _pair(text: str, name: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise OptionsError(f"--{name} {text!r} has no `=`; allowed: KEY=VALUE")
+    return key, value
+
+
+def check_outputs(json: Path | None, plot: Path | None) -> None:
+    """Raise typer.Exit where a file could not be written, before anything is planned for it."""
+    for file in filter(None, (json, plot)):
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise fail(f"the report could not be written: {file} cannot be made")
+    if plot and plot.suffix:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if plot.suffix[1:].lower() not in kinds:
+            raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
+
+
+@app.command()
+def calibrate(
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one")] = None,
+    scratch: Annotated[Path | None, typer.Option(help="measure the disk under this folder, too")] = None,
+) -> None:
+    """Measure what a device can do, for a few seconds, and keep it for the planner."""
+    import torch
+
+    from memgraph.machine import disk, hardware
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        with Console(stderr=True).status(f"measuring {device}"):
+            figures = hardware.calibrate(device)
+    except (ValueError, RuntimeError, AssertionError) as problem:  # what torch raises for a missing device
+        raise fail(f"{device} cannot be measured: {problem}", 2) from problem
+    if scratch:
+        with refusals(), Console(stderr=True).status(f"measuring {scratch}"):
+            rates = disk.calibrate(scratch, device)
+    known = hardware.built_in(figures.name if figures.device == "cuda" else "cpu")
+    table = Table("", "measured", f"built in: {known.name}", title=figures.name)
+    for (name, measured), (_, built_in) in zip(_rows(figures), _rows(known), strict=True):
+        table.add_row(name, measured, built_in)
+    if scratch:
+        for row in _disk_rows(str(scratch), rates, figures.device == "cuda"):
+            table.add_row(*row)
+    show(table)
+    try:
+        console.print(f"kept in {hardware.save(figures)}", markup=False, soft_wrap=True)
+        if scratch:
+            console.print(f"kept in {disk.save(scratch, rates)}", markup=False, soft_wrap=True)
+    except OSError as problem:
+        raise fail(f"the figures could not be kept: {problem}") from problem
+
+
+def _disk_rows(folder: str, rates: Any, on_gpu: bool) -> Iterator[tuple[str, str, str]]:
+    from memgraph.machine import disk
+
+    kind = "direct" if rates.direct else "buffered: the file system takes no O_DIRECT"
+    for way in ("write", "read"):
+        measured, built_in = (f"{getattr(figures, way) / 1e9:,.2f} GB/s" for figures in (rates, disk.BUILT_IN))
+        yield f"{way}, {folder} ({kind})", measured, built_in
+        if rates.knows_gpudirect:
+            yield f"{way}, {folder} (GPUDirect)", f"{getattr(rates, f'gpudirect_{way}') / 1e9:,.2f} GB/s", ""
+    if on_gpu or rates.knows_gpudirect:
+        yield "GPUDirect", f"not used: {rates.against_gpudirect}" if rates.against_gpudirect else "used", ""
+
+
+def _rows(figures: Any) -> Iterator[tuple[str, str]]:
+    from memgraph.base.sizes import format_size
+
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        yield f"matrix product, {dtype}", f"{figures.rate(dtype) / 1e9:,.1f} GFLOP/s"
+    yield "memory", f"{figures.memory_bandwidth / 1e9:,.1f} GB/s"
+    yield "to the host", f"{figures.link_out / 1e9:,.1f} GB/s"
+    yield "from the host", f"{figures.link_in / 1e9:,.1f} GB/s"
+    yield "exp", f"{figures.transcendental_rate / 1e9:,.2f} G elements/s"
+    yield "overhead of a kernel", f"{figures.kernel_overhead * 1e6:.1f} us"
+    yield "capacity", format_size(figures.capacity)
+
+
+@app.command()
+def doctor(
+    scratch: Annotated[Path | None, typer.Option(help="look at this folder for offload, too")] = None,
+) -> None:
+    """Say what is here, and whether memgraph can work with it (exit code 0) or not (1)."""
+    from memgraph.cli.doctor import checks
+
+    table = Table("", "", "", title="memgraph doctor", show_header=False)
+    found = list(checks(scratch))
+    for check in found:
+        sign = "[green]ok[/]" if check.ok else "[red]no[/]" if check.needed else "[yellow]--[/]"
+        table.add_row(sign, check.name, check.text)
+    show(table)
+    if wrong := [check.name for check in found if check.needed and not check.ok]:
+        raise fail(f"memgraph cannot work here: {', '.join(wrong)}")
+    console.print("memgraph can work here.")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,120 @@
+"""The step that a user names at a terminal: found in a script or a module, and errors in it told in its own words."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from memgraph.base.errors import MemgraphError, OptionsError
+
+TARGET_HELP = """TARGET is SCRIPT.py:FUNCTION or package.module:FUNCTION. FUNCTION is called once, without
+arguments, and returns (callable, args), where args is a tuple and callable(*args) is the step up to the loss.
+The step is not run: make the model and args under `torch.device("meta")`, and they need no memory."""
+
+
+def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step that TARGET's function returns. Raises OptionsError where it is not as TARGET_HELP says."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise OptionsError(f"{target!r} names no function.\n{TARGET_HELP}")
+    function = getattr(_load_module(place), name, None)
+    if not callable(function):
+        raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
+    if needed := _needed(function):
+        raise OptionsError(f"{target} is called without arguments, and needs {needed}.\n{TARGET_HELP}")
+    made = function()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
+        raise OptionsError(f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}")
+    return made
+
+
+def _needed(function: Callable[..., Any]) -> str:
+    """The parameters without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin: calling it will say
+        return ""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
+
+
+def _load_module(place: str) -> Any:
+    if not place.endswith(".py"):
+        sys.path.insert(0, "")  # as `python -m` does
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as missing:
+            if missing.name != place and not place.startswith(f"{missing.name}."):
+                raise  # the module is there, and something that it imports is not
+            raise OptionsError(f"there is no module {place!r}.\n{TARGET_HELP}") from missing
+    file = Path(place)
+    if not file.is_file():
+        raise OptionsError(f"there is no script {place!r}.\n{TARGET_HELP}")
+    sys.path.insert(0, str(file.parent.resolve()))  # as `python SCRIPT` does
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class ScriptError(MemgraphError):
+    """A user's script failed."""
+
+
+@contextlib.contextmanager
+def own_words(target: str) -> Iterator[None]:
+    """An error of the user's script becomes a ScriptError that shows the script's own line, and no stack of calls."""
+    torchs = logging.getLogger("torch._subclasses.fake_tensor")
+    level = torchs.level
+    if "TORCH_LOGS" not in os.environ:
+        torchs.setLevel(logging.CRITICAL)  # it logs a stack of its own for what is raised anyway
+    try:
+        yield
+    except MemgraphError:
+        raise
+    except Exception as error:
+        root: BaseException = error
+        while _is_dynamos(root) and (inner := root.__cause__ or root.__context__):
+            root = inner
+        frames = traceback.extract_tb(root.__traceback__)
+        if frames and _is_ours(frames[-1].filename):
+            raise  # a bug, and its traceback says where
+        message = str(root).partition("\n\n")[0].strip()
+        text = f"{target} failed: {type(root).__name__}" + (f": {message}" if message else "")
+        # Where Dynamo traced the line it was not run, so it is in no traceback.
+        traced = getattr(error, "real_stack", None) or ()
+        seen = [*traceback.extract_tb(error.__traceback__), *frames, *traced]
+        raise ScriptError("\n".join([text, *_own_frame(seen, target)])) from error
+    finally:
+        torchs.setLevel(level)
+
+
+def _is_dynamos(error: BaseException) -> bool:
+    return type(error).__module__ == "torch._dynamo.exc"
+
+
+def _is_ours(file: str) -> bool:
+    import memgraph.passes
+
+    places = [Path(__file__).parent, *map(Path, memgraph.passes.__path__)]
+    return any(place in Path(file).parents for place in places)
+
+
+def _own_frame(frames: Sequence[traceback.FrameSummary], target: str) -> Iterator[str]:
+    """Where in the script the error came from: the innermost of its lines, else of what it imports."""
+    place = target.rpartition(":")[0]
+    module = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
+    file = getattr(module, "__file__", None) or place
+    own = [frame for frame in frames if os.path.realpath(frame.filename) == os.path.realpath(file)]
+    for frame in own[-1:]:
+        yield f"  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"

@@ -1,0 +1,23 @@
+"""Memory that a kernel of ATen allocates and frees within one call, on the CPU: no wrapper and no graph shows it.
+
+`rules` says how much an operator takes, exactly or at most; `trial` runs an operator once and measures it; `known`
+decides between them for one compilation and notes what it could not find out. What counts is what torch's allocator
+hands out (oneDNN's included): the bytes of `memgraph.measure_peak`, and of a budget.
+"""
+
+from __future__ import annotations
+
+from memgraph.facts.kernel_scratch.known import Kernels, current, for_compilation, for_dry_run, looking_up
+from memgraph.facts.kernel_scratch.machine import fingerprint
+from memgraph.facts.kernel_scratch.nodes import of_node, of_operator
+
+__all__ = [
+    "Kernels",
+    "current",
+    "fingerprint",
+    "for_compilation",
+    "for_dry_run",
+    "looking_up",
+    "of_node",
+    "of_operator",
+]

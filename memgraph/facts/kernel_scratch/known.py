@@ -1,0 +1,178 @@
+"""The scratch of the kernels of one compilation: by rule, as measured before, measured now, or not known.
+
+rule that is exact?  ->  kept from another call?  ->  fits into the room: measure  ->  bound, or 0, and a note
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from memgraph.base import compat
+from memgraph.base.folder import cache_folder
+from memgraph.base.sizes import format_size
+from memgraph.base.store import Store
+from memgraph.facts.kernel_scratch import trial
+from memgraph.facts.kernel_scratch.machine import fingerprint
+from memgraph.facts.kernel_scratch.operands import Call, Indescribable, qualified_name
+from memgraph.facts.kernel_scratch.rules import rule_of
+
+# Of an operator without a bound, a trial may take so many times its operands: columns of a 3 x 3 convolution, twice.
+_UNBOUNDED = 18
+# Trials that are smaller than this are made under every budget: what a plan cannot know may break it.
+SMALL = 64 * 1024**2
+_KEPT = 4096  # figures on disk
+_NOTES = 8
+
+_measured: dict[str, int] = {}  # by fingerprint and call; a figure never changes, so any thread may add one
+
+
+class Kernels:
+    """Looks up kernels for one compilation and remembers what it could not find out.
+
+    room: bytes that the operands of a trial may take; 0 for no trials.  machine: bytes that they and
+    the largest scratch they may have can take, by default the same.  store: where figures are kept beyond this process.
+    """
+
+    def __init__(self, room: int = 0, store: Store | None = None, *, machine: int | None = None) -> None:
+        self.room, self.store = room, store
+        self.machine = room if machine is None else machine
+        self._unknown: dict[str, tuple[int | None, str]] = {}
+        self._refused: dict[str, str] = {}  # calls whose trial failed: not again
+        self._elsewhere: set[str] = set()
+
+    def bytes_of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int:
+        """The most bytes that a kernel holds beyond its outputs; 0, with a note, where nothing at all is known.
+
+        op: an OpOverload or its packet.  args, kwargs, outputs: tensors, FX nodes, or anything with the fields `size`,
+        `stride` and `dtype`; and plain data.
+        """
+        try:
+            return self._of(Call.of(op, args, kwargs, outputs))
+        except Indescribable as problem:
+            return self._not_known(qualified_name(op) or str(op), None, f"it takes {problem}")
+
+    def _of(self, call: Call) -> int:
+        try:
+            rule = rule_of(call)
+            bound = rule.bytes(call) if rule else None
+        except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
+            return self._not_known(call.name, None, f"its rule failed: {problem!r}")
+        if rule and (rule.exact or bound == 0):
+            return bound
+        known = self._kept(key := f"{fingerprint()} {call}")
+        if known is not None:
+            return known
+        try:
+            return self._measure(key, call, bound)
+        except trial.NotTried as problem:
+            return self._not_known(call.name, bound, str(problem))
+
+    def _measure(self, key: str, call: Call, bound: int | None) -> int:
+        if key in self._refused:
+            raise trial.NotTried(self._refused[key])
+        operands = trial.needs(call)
+        needed = operands + (bound if bound is not None else _UNBOUNDED * operands)
+        if not self.room:
+            raise trial.NotTried("nothing was run")
+        if operands > self.room:
+            reason = f"a trial takes {format_size(operands)} at least, there is room for {format_size(self.room)}"
+            raise trial.NotTried(reason)
+        if needed > self.machine:
+            reason = f"a trial may take {format_size(needed)}, the machine has {format_size(self.machine)} for it"
+            raise trial.NotTried(reason)
+        try:
+            found = trial.measure(call)
+        except trial.NotTried as problem:
+            self._refused[key] = str(problem)
+            raise
+        _measured[key] = found
+        if self.store is not None:
+            self.store.put(_name(key), {"bytes": found, "of": key})
+        return found
+
+    def _kept(self, key: str) -> int | None:
+        if key not in _measured and self.store is not None:
+            kept = self.store.get(_name(key)) or {}
+            if kept.get("of") == key and isinstance(kept.get("bytes"), int):
+                _measured[key] = max(0, kept["bytes"])
+        return _measured.get(key)
+
+    def _not_known(self, name: str, bound: int | None, reason: str) -> int:
+        before = self._unknown.get(name, (0, ""))[0]
+        most = None if bound is None or before is None else max(before, bound)
+        self._unknown[name] = (most, reason)
+        return bound or 0
+
+    def leave_out(self, name: str) -> int:
+        """An operator on a device whose kernels are not looked up (CUDA): 0, and a note."""
+        self._elsewhere.add(name)
+        return 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For a report: whose scratch is not known, how much is counted for it, and why."""
+        found = [
+            f"scratch memory of {name} is not known ({reason}): "
+            + ("none is counted" if bound is None else f"up to {format_size(bound)} is counted for a call")
+            for name, (bound, reason) in self._unknown.items()
+        ]
+        more = len(found) - _NOTES
+        found[_NOTES:] = [f"nor is that of {more} other operators"] if more > 0 else []
+        if self._elsewhere:
+            names = ", ".join(sorted(self._elsewhere)[:_NOTES])
+            found.append(f"scratch memory of CUDA's kernels is not counted ({len(self._elsewhere)} operators: {names})")
+        return tuple(found)
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+_current: contextvars.ContextVar[Kernels] = contextvars.ContextVar("memgraph.kernels")
+
+
+def current() -> Kernels:
+    """The kernels of the compilation that is under way; outside of one, rules and figures of this process alone."""
+    return _current.get(None) or Kernels()
+
+
+@contextlib.contextmanager
+def looking_up(kernels: Kernels) -> Iterator[Kernels]:
+    """Within it `kernels` are the current ones, on this thread."""
+    token = _current.set(kernels)
+    try:
+        yield kernels
+    finally:
+        _current.reset(token)
+
+
+def figures() -> Store | None:
+    """The figures in memgraph's cache folder; None where there can be no such folder."""
+    try:
+        return Store(cache_folder() / "kernels", kept=_KEPT)
+    except OSError:
+        return None
+
+
+def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
+    """Kernels that are tried where they fit.
+
+    budget, taken: bytes; what a step of the compiled function may reach, and what is allocated now. The operands of a
+    trial stay under the budget, as they must when the step runs, but for small ones: those are tried under every
+    budget, since what a plan does not know may break it. A trial as a whole takes half of what the machine has left.
+    """
+    free = compat.free_memory() // 2
+    room = free if budget is None else min(free, max(budget - taken, SMALL))
+    return Kernels(room, figures() if cache else None, machine=free)
+
+
+def for_dry_run(cache: bool) -> Kernels:
+    """Kernels of which small calls run alone (as tiles do in a dry run); else rules, and what was measured before.
+
+    Without them the bounds of a convolution's scratch stand for it: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
+    """
+    return Kernels(SMALL, figures() if cache else None, machine=compat.free_memory() // 2)

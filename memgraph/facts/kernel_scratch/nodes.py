@@ -1,0 +1,54 @@
+"""Which nodes of a graph, and which calls of Inductor's wrapper, are kernels with scratch of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from memgraph.base import compat
+from memgraph.facts.kernel_scratch.known import current
+from memgraph.facts.kernel_scratch.operands import Operand, described, qualified_name
+from memgraph.facts.kernel_scratch.rules import RULES
+from memgraph.facts.operators import family
+from memgraph.runtime import tile_ops
+
+# Of operators outside of aten: memgraph's own, whose scratch the runtime knows, and Inductor's, which write in place.
+_NONE = ("memgraph::", "inductor::")
+_CONVOLUTION = "aten::convolution"
+
+
+def of_operator(
+    op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, device: str
+) -> int:
+    """Bytes that a call in Inductor's wrapper holds beyond its outputs on `device`; arguments as Kernels.bytes_of."""
+    name = qualified_name(op)
+    if name in ("memgraph::shard_product", "memgraph::shard_add_"):
+        return _shards(*args[-2:], cuda=device == "cuda")
+    if name.startswith(_NONE):
+        return 0
+    if device != "cpu":
+        return current().leave_out(name)
+    return current().bytes_of(op, args, kwargs, outputs)
+
+
+def of_node(node: fx.Node, device: str) -> int:
+    """Bytes that a node's operator holds beyond its outputs, where Inductor leaves it to a kernel of ATen's."""
+    name = qualified_name(node.target) if node.op == "call_function" else ""
+    if name in ("memgraph::shard_product", "memgraph::shard_add"):
+        return _shards(*map(described, node.args[-2:]), cuda=device == "cuda")
+    if not name or name.startswith(_NONE) or family(node.target) != "extern":
+        return 0
+    if name not in RULES and not compat.falls_back(node.target):
+        return 0
+    if device != "cpu":
+        return current().leave_out(name)
+    args = list(node.args)
+    if name == _CONVOLUTION and len(described(args[1]).size) > 3:  # so Inductor lays them out on the CPU
+        args[:2] = [described(arg).channels_last() for arg in args[:2]]
+    return current().bytes_of(node.target, args, node.kwargs, node)
+
+
+def _shards(left: Operand, right: Operand, *, cuda: bool) -> int:
+    return tile_ops.scratch(left.size, right.size, left.dtype, cuda)

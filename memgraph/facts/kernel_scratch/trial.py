@@ -1,0 +1,125 @@
+"""The scratch of one kernel, measured: the operator runs once, on made-up data of the same sizes, strides and dtypes.
+
+Only torch's own operators run, and only on data that cannot lead them astray: an operator of somebody else may count,
+log or communicate; an index out of range may end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from memgraph.base import compat
+from memgraph.facts.kernel_scratch.operands import Call, Operand, operands, schema
+
+# Operators whose integers may all be zero: indices into what is not empty, or data like any other.
+_ZEROS = frozenset(
+    "index index_add index_copy index_fill index_put index_put_ index_reduce index_reduce_ index_select "
+    "_unsafe_index _unsafe_index_put gather take put scatter scatter_ scatter_add scatter_add_ scatter_reduce "
+    "scatter_reduce_ embedding embedding_dense_backward _embedding_bag _embedding_bag_forward_only "
+    "_embedding_bag_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
+    "adaptive_max_pool3d_backward bucketize searchsorted sort topk kthvalue median nanmedian mode cumsum cumprod "
+    "cummax cummin sum prod mm addmm bmm baddbmm _int_mm convolution unique_dim _unique2 masked_scatter "
+    "_grouped_mm flip roll argsort".split()
+)
+_BY_MASK = frozenset("index index_put index_put_ _unsafe_index _unsafe_index_put".split())
+# Their purpose is what they do, not what they return.
+_ACTS = ("_assert", "_print", "_record", "set_", "resize_", "_linalg_check_errors")
+
+
+class NotTried(Exception):
+    """Why an operator is not run."""
+
+
+def needs(call: Call) -> int:
+    """Bytes of the arguments and results of a trial."""
+    read = sum(operand.span * operand.dtype.itemsize for operand in operands((call.args, call.kwargs)))
+    return read + call.made
+
+
+def measure(call: Call) -> int:
+    """The most bytes that the kernel holds beyond the call's arguments and results.
+
+    Raises NotTried where the operator must not run, or does not. The state of the random generator stays as it was.
+    """
+    _check(call)
+    with compat.really(), torch.no_grad(), _same_draws(call):
+        try:
+            args, kwargs = made_up(call)
+            outputs, changes = compat.allocations(lambda: call.op(*args, **kwargs))
+        except Exception as error:  # bad data for this operator, no memory: whatever it is, the bytes are not known
+            raise NotTried(f"it failed on made-up data: {type(error).__name__}") from error
+    given = {compat.storage_id(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+    kept = {
+        compat.storage_id(tensor): tensor.untyped_storage().nbytes()
+        for tensor in tree_leaves(outputs)
+        if isinstance(tensor, torch.Tensor)
+    }
+    level = peak = 0
+    for change in changes:
+        level += change
+        peak = max(peak, level)
+    return max(0, peak - sum(size for storage, size in kept.items() if storage not in given))
+
+
+def _check(call: Call) -> None:
+    namespace, _, name = call.name.partition("::")
+    if namespace not in ("aten", "prims"):
+        raise NotTried("only torch's own operators are tried")
+    if name.startswith(_ACTS):
+        raise NotTried("it acts")
+    if torch.Tag.dynamic_output_shape in getattr(call.op, "tags", ()):
+        raise NotTried("the size of its output depends on data")
+    read = list(operands((call.args, call.kwargs)))
+    if any(map(_whole, read)) and name not in _ZEROS:
+        raise NotTried("it is not known which integers it takes")
+    if name in _BY_MASK and any(operand.dtype in (torch.bool, torch.uint8) for operand in read):
+        raise NotTried("it depends on how much a mask leaves")
+    if compat.profiling():
+        raise NotTried("another profiler runs")
+
+
+def _whole(operand: Operand) -> bool:
+    return not (operand.dtype.is_floating_point or operand.dtype.is_complex or operand.dtype == torch.bool)
+
+
+def _same_draws(call: Call) -> contextlib.AbstractContextManager[None]:
+    """The state of the CPU's random generator is put back, for an operator that draws."""
+    draws = torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ())
+    draws = draws or any(argument.name == "generator" for argument in schema(call.op).arguments)
+    return torch.random.fork_rng(devices=[]) if draws else contextlib.nullcontext()
+
+
+def made_up(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of the call: zeros for integers, else matrices that can be inverted."""
+    args = [_value(argument) for argument in call.args]
+    kwargs = {name: _value(argument) for name, argument in call.kwargs.items()}
+    if call.name == "aten::_grouped_mm" and (ends := call.named.get("offs")) is not None:
+        # All rows in the first group: the largest product that it may be asked for.
+        (offs,) = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor) and value.ndim == 1
+                   and value.dtype == torch.int32 and tuple(value.shape) == ends.size]  # fmt: skip
+        first, second = call.named["self"], call.named["mat2"]
+        offs.fill_(second.size[-1] if len(first.size) == 3 else first.size[-1 if len(second.size) == 2 else 0])
+    return args, kwargs
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return [_value(item) for item in argument]
+    return _tensor(argument) if isinstance(argument, Operand) else argument
+
+
+def _tensor(operand: Operand) -> torch.Tensor:
+    """Zeros for integers and masks; else 0.5 with a heavier diagonal: matrices that can be inverted and factorised."""
+    memory = torch.zeros(operand.span, dtype=operand.dtype)
+    floating = operand.dtype.is_floating_point or operand.dtype.is_complex
+    if floating:
+        memory.fill_(0.5)
+    tensor = memory.as_strided(operand.size, operand.stride)
+    if floating and len(operand.size) > 1 and operand.size[-1] == operand.size[-2] and operand.span == tensor.numel():
+        tensor.diagonal(dim1=-2, dim2=-1).fill_(operand.size[-1])
+    return tensor

@@ -1,0 +1,1 @@
+"""How the operators pass tokens on, by subject."""

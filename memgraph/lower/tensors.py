@@ -1,0 +1,103 @@
+"""Tensors without contents, whose storages know when their last tensor goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from memgraph.base import compat
+
+
+class Storage:
+    """Bytes that stand until the last tensor that lies in them goes."""
+
+    __slots__ = ("name", "bytes", "_log", "holds")
+
+    def __init__(self, name: str, nbytes: int, log: Callable[[str, int], None] | None):
+        self.name, self.bytes, self._log = name, nbytes, log
+        self.holds: Any = None  # what stands for as long as this one does, unless it is taken over
+
+    def __del__(self) -> None:
+        if self._log is not None:
+            self._log(self.name, -self.bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor without contents. Where in its storage it lies does not matter here."""
+
+    storage: Storage
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A value that owns no memory here: a kernel, a stream, an event, a constant that the module holds."""
+
+    name: str
+
+
+def span(size: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in size:
+        return 0
+    return 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+
+
+def view(tensor: Tensor, size: Sequence[int], stride: Sequence[int], *_: int) -> Tensor:
+    return replace(tensor, size=tuple(size), stride=tuple(stride))
+
+
+def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]) -> Any:
+    """What an operator returns, found on fake tensors. Outputs that alias an input share its storage."""
+    with compat.fake_evaluation():
+        fakes: list[torch.Tensor] = []  # kept, so that no id is given out twice
+        storages: dict[int, Storage] = {}
+
+        def to_fake(value: Any) -> Any:
+            if isinstance(value, Opaque):
+                raise TypeError(f"the shape of {value.name} is not known")
+            if not isinstance(value, Tensor):
+                return value
+            fake = torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
+            fakes.append(fake)
+            storages[compat.storage_id(fake)] = value.storage
+            return fake
+
+        def storage_of(value: torch.Tensor) -> Storage:
+            key = compat.storage_id(value)
+            if key not in storages:
+                storages[key] = new_storage(int(value.untyped_storage().nbytes()), str(value.device))
+            return storages[key]
+
+        # Not recursive: a function that names itself is a cycle, and storages would outlive this call.
+        def from_fake(value: Any) -> Any:
+            if isinstance(value, torch.SymInt):
+                return int(value)
+            if not isinstance(value, torch.Tensor):
+                return value
+            if value.layout is torch.sparse_coo:  # no bytes of its own; Inductor says that its strides are 0
+                storage, stride = Storage("sparse", 0, None), (0,) * value.dim()
+                storage.holds = [storage_of(part) for part in (value._indices(), value._values())]
+            else:
+                storage, stride = storage_of(value), tuple(map(int, value.stride()))
+            return Tensor(storage, tuple(map(int, value.size())), stride, value.dtype, str(value.device))
+
+        outputs = op(*tree_map(to_fake, args), **tree_map(to_fake, kwargs))
+        return tree_map(from_fake, outputs)
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """An operator by its name in the wrapper; `extern_kernels.convolution` is `aten.convolution`."""
+    short = {"aten": "aten", "extern_kernels": "aten", "inductor_ops": "inductor", "_quantized": "_quantized"}
+    first, *rest = path.removeprefix("torch.ops.").split(".")
+    found = getattr(torch.ops, short.get(first, first))
+    for part in rest:
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,236 @@
+"""The truth before anything runs: which bytes the code that Inductor generated allocates and frees, and when.
+
+The sweep over an FX graph is an estimate, because Inductor fuses, reuses buffers and inlines. Its Python
+wrapper (`CompiledFxGraph.source_code`) is not: every allocation and every `del` stands in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import fx
+
+from memgraph.base import compat
+from memgraph.lower.tensors import Storage, Tensor
+from memgraph.lower.wrapper import Interpreter, NotReadable
+from memgraph.planner.decisions import Event, Timeline
+
+__all__ = [
+    "Input",
+    "Lowered",
+    "NotReadable",
+    "Output",
+    "inputs_of",
+    "output_names",
+    "read_wrapper",
+    "saved_by_name",
+    "saved_inputs",
+    "step_timeline",
+    "without_work",
+]
+
+CUDA_BLOCK = 512  # the caching allocator's statistics count in blocks of this many bytes
+
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One argument of a compiled graph.
+
+    bytes: its storage's.  storage: the same for inputs that share one.  owned: the storage is freed when the
+    wrapper drops its last name (a saved activation); a parameter or the batch is not.  value: of a number.
+    """
+
+    name: str
+    bytes: int
+    storage: int | str
+    dtype: torch.dtype | None = None
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    device: str = "cpu"
+    owned: bool = False
+    value: int | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of a compiled graph.
+
+    storage: None for what is no tensor.  input: the first input whose storage it lies in, None where the call
+    allocated it.
+    """
+
+    storage: int | str | None = None
+    bytes: int = 0
+    input: str | None = None
+    dtype: torch.dtype | None = None
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What one call of a compiled graph does to memory.  events: relative to what stands when it starts."""
+
+    phase: Phase
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def peak(self) -> int:
+        """Highest number of bytes above those allocated when the call starts."""
+        return Timeline(self.events).peak
+
+
+def read_wrapper(
+    source: str,
+    inputs: Sequence[Input],
+    phase: Phase,
+    *,
+    symbols: Mapping[str, int] | None = None,
+    device: str = "cpu",
+    granularity: int | None = None,
+) -> Lowered:
+    """Read what a wrapper source allocates and frees on `device` ("cpu" or "cuda").
+
+    symbols: values of sizes that depend on data (`u0`); those of the inputs' shapes follow from the inputs.
+    granularity: sizes are rounded up to a multiple of it; 512 on CUDA unless told, as its statistics count.
+
+    Raises NotReadable, with the line, for anything whose effect on memory is not known.
+    """
+    granularity = granularity or (CUDA_BLOCK if device == "cuda" else 1)
+    log: list[Event] = []
+
+    def record(name: str, nbytes: int) -> None:
+        if nbytes:
+            log.append(Event(phase, name, nbytes))
+
+    interpreter = Interpreter(source, record, phase, symbols or {}, device, granularity)
+    first: dict[int | str, str] = {}
+    for given in inputs:
+        first.setdefault(given.storage, given.name)
+    # Built within the call: a name for the arguments here would keep them alive.
+    outputs = interpreter.call("call", _arguments(inputs, record, device, granularity))
+    events = tuple(log)  # now, before the outputs go
+    described = tuple(_describe(output, inputs, first) for output in outputs)
+    return Lowered(phase, tuple(inputs), described, events)
+
+
+def _arguments(inputs: Sequence[Input], record, device: str, granularity: int) -> list[Tensor | int | None]:
+    owned: dict[int | str, bool] = {}
+    for given in inputs:  # one input that the caller holds keeps the storage of all that share it
+        owned[given.storage] = owned.get(given.storage, True) and given.owned
+    storages: dict[int | str, Storage] = {}
+    for given in inputs:
+        if given.dtype is not None and given.storage not in storages:
+            nbytes = -(-given.bytes // granularity) * granularity
+            counted = owned[given.storage] and torch.device(given.device).type == device
+            storages[given.storage] = Storage(given.storage, nbytes, record if counted else None)
+    return [
+        given.value
+        if given.dtype is None
+        else Tensor(storages[given.storage], given.size, given.stride, given.dtype, given.device)
+        for given in inputs
+    ]
+
+
+def _describe(output: object, inputs: Sequence[Input], first: Mapping[int | str, str]) -> Output:
+    if not isinstance(output, Tensor):
+        return Output()
+    storage = output.storage
+    return Output(storage.name, storage.bytes, first.get(storage.name), output.dtype, output.size, output.stride)
+
+
+def inputs_of(gm: fx.GraphModule, owned: bool | Collection[str] = False) -> tuple[Input, ...]:
+    """The inputs of a graph, from the fake tensors of its placeholders.
+
+    owned: whether the call frees them, for all or by the names of those that it frees.
+    """
+    found: list[Input] = []
+    names: dict[int, str] = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            storage = names.setdefault(compat.storage_id(value), node.name)
+            nbytes = compat.size_hint(value.untyped_storage().nbytes())
+            size, stride = (tuple(map(compat.size_hint, shape)) for shape in (value.size(), value.stride()))
+            layout = (value.dtype, size, stride, str(value.device))
+            freed = owned if isinstance(owned, bool) else node.name in owned
+            found.append(Input(node.name, nbytes, storage, *layout, owned=freed))
+        else:
+            number = compat.number_hint(value) if isinstance(value, int | torch.SymInt) else None
+            found.append(Input(node.name, 0, node.name, value=number))
+    return tuple(found)
+
+
+def output_names(gm: fx.GraphModule) -> tuple[str, ...]:
+    """The names of the values that a graph returns, by position; "" for what is none of its nodes."""
+    return tuple(getattr(value, "name", "") for value in gm.graph.output_node().args[0])
+
+
+def saved_by_name(outputs: Sequence[str], inputs: Sequence[Input]) -> dict[int, int]:
+    """Which output of a forward each input of its backward is, by position; inputs without one are tangents.
+
+    The partitioner names a backward's placeholder after the forward's value. Of a value that is returned to
+    the user and saved as well, the last output is the saved one. States of generators have names of their own: they
+    stand last among the saved outputs, and before the tangents.
+    """
+    positions = {name: position for position, name in enumerate(outputs) if name}
+    links = {i: positions[given.name] for i, given in enumerate(inputs) if given.name in positions}
+    saved = range(min(links.values(), default=len(outputs)), len(outputs))
+    states = [position for position in saved if position not in links.values()]
+    return links | dict(zip((i for i in range(len(inputs)) if i not in links), states, strict=False))
+
+
+def without_work(gm: fx.GraphModule) -> str | None:
+    """The wrapper of a graph that computes nothing: Inductor makes none, and runs the graph as it is.
+
+    None for any other graph.
+    """
+    if any(node.op not in ("placeholder", "output") for node in gm.graph.nodes):
+        return None
+    given = "".join(f"{node.name}, " for node in gm.graph.find_nodes(op="placeholder"))
+    returned = "".join(f"{getattr(value, 'name', value)}, " for value in gm.graph.output_node().args[0])
+    taken = f"    {given}= args\n" if given else ""
+    return f"def call(args):\n{taken}    args.clear()\n    return ({returned})\n"
+
+
+def saved_inputs(
+    inputs: Sequence[Input], forward: Lowered, saved: Mapping[int, int], held: int = 0
+) -> tuple[Input, ...]:
+    """The inputs of a backward as the forward's outputs: their storages, and whether the backward frees them.
+
+    held: of the forward's outputs, that many (the first ones) go to the user, who holds them meanwhile.
+    """
+    kept = {output.storage for output in forward.outputs[:held]}
+    kept |= {given.storage for given in forward.inputs if not given.owned}
+    linked = []
+    for position, given in enumerate(inputs):
+        if position not in saved:  # a tangent: autograd holds the loss's until the call returns
+            given = replace(given, owned=given.size != () and compat.tangents_are_given_away())
+        elif (output := forward.outputs[saved[position]]).storage is not None:
+            layout = {"dtype": output.dtype, "size": output.size, "stride": output.stride}
+            owned = output.storage not in kept
+            given = replace(given, bytes=output.bytes, storage=output.storage, owned=owned, **layout)
+        linked.append(given)
+    return tuple(linked)
+
+
+def step_timeline(forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None) -> Timeline:
+    """A whole step above the baseline: the forward, the tangents, the backward.
+
+    `backward` is read with the inputs that `saved_inputs` gives; those not in `saved` are tangents.
+    """
+    events = list(forward.events)
+    if backward is not None:
+        known = saved or {}
+        tangents = [given for i, given in enumerate(backward.inputs) if i not in known and given.bytes]
+        events += [Event("backward", str(given.storage), given.bytes) for given in tangents]
+        events += backward.events
+        events += [Event("backward", str(given.storage), -given.bytes) for given in tangents if not given.owned]
+    return Timeline(tuple(events))

@@ -1,0 +1,120 @@
+"""Allocated bytes on a device: now, and at the peak of a call.
+
+On CUDA these are the caching allocator's own counters. On the CPU, where there are none, the peak is the
+highest running sum of the profiler's allocation events, exact to the byte for what torch's allocator hands
+out (scratch memory inside a kernel that does not come from it is invisible).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from memgraph.base import compat
+
+Device = torch.device | str | int | None
+
+
+def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
+    """Return the highest number of bytes allocated on `device` while `fn()` runs.
+
+    What was allocated before counts, so the result is comparable with a budget. `device` is the CUDA device
+    where there is one, else the CPU. What `fn` raises propagates; its result is dropped. Collects garbage
+    first. Raises ValueError for a device that is neither.
+
+    CUDA: resets the peak statistics of the device, and waits for its work before and after.
+
+    CPU: memory that was allocated before and is freed within `fn()` (gradients set to None, say) mostly still
+    counts: the profiler reports such a free only where it remembers the address from an earlier session, and
+    then with the size of that time. Free it before the call to have it exact. Do not call this inside a
+    torch.profiler session: a process has one, and this would end it.
+    """
+    device = _resolve(device)
+    gc.collect()
+    before = allocated_bytes(device)
+    return before + _peak_above(fn, device)
+
+
+def peak_above_start(fn: Callable[[], object], device: Device = None) -> int:
+    """Return the highest number of bytes allocated on `device` during `fn()`, less those allocated before.
+
+    As `measure_peak` in all else; never negative.
+    """
+    device = _resolve(device)
+    gc.collect()
+    return _peak_above(fn, device)
+
+
+def allocated_bytes(device: Device = None) -> int:
+    """Return the number of bytes that are allocated on `device` now.
+
+    CUDA: what the caching allocator has handed out. CPU: the storages of all dense tensors that Python can
+    reach, each once, and of their gradients; what only autograd's C++ side holds is not seen. Fake and meta
+    tensors have no bytes. Raises ValueError for any other kind of device.
+    """
+    device = _resolve(device)
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return sum({data: size for tensor in _live_tensors() for data, size in _cpu_storage(tensor)}.values())
+
+
+def _resolve(device: Device) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"memory of {device} cannot be measured; allowed: cuda, cpu")
+    return device
+
+
+def _peak_above(fn: Callable[[], object], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        fn()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
+        fn()
+    events = session.profiler.kineto_results.experimental_event_tree()
+    return max(accumulate(_cpu_allocations(events), initial=0))
+
+
+def _cpu_allocations(events: Iterable[Any]) -> list[int]:
+    """The bytes of each allocation (positive) and free (negative) on the CPU, in the order of time."""
+    kind = compat.allocation_event_type()
+    found = []
+    pending = list(events)
+    while pending:  # not recursive: events nest as deeply as the calls that made them
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == kind and event.typed[1].device.type == "cpu":
+            found.append((event.start_time_ns, event.typed[1].alloc_size))
+    return [size for _, size in sorted(found, key=lambda pair: pair[0])]
+
+
+def _live_tensors() -> Iterator[torch.Tensor]:
+    for candidate in gc.get_objects():
+        # The type, not isinstance: that asks the object for its __class__, which lazy proxies act upon.
+        if issubclass(type(candidate), torch.Tensor):
+            yield candidate
+
+
+def _cpu_storage(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of the storage of `tensor` and of its gradient, where they have one on the CPU."""
+    try:
+        storage = tensor.untyped_storage()
+        # A fake tensor says that it is on the CPU; its storage says meta. A wrapper's has no address.
+        if storage.device.type == "cpu" and storage.data_ptr():
+            yield storage.data_ptr(), storage.nbytes()
+        gradient = tensor.grad if tensor.is_leaf else None  # asked of other values, it warns
+    except Exception:  # fake and sparse tensors, and subclasses that refuse
+        return
+    if gradient is not None:
+        yield from _cpu_storage(gradient)

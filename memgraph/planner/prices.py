@@ -1,0 +1,35 @@
+"""What fusion does to the price of saving and of recomputing a value.
+
+A pointwise value that only fused operators read is never written to memory: to compute it again in the kernel that
+needs it costs its transcendental functions and nothing else, but to save it costs a write in the forward and a read
+in the backward that nobody would have paid. Without this, planning a small Llama saved the one-hot of its labels
+(16 MiB).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from memgraph.facts.joint import JointFacts
+from memgraph.facts.liveness import written
+from memgraph.facts.values import fused_seconds
+from memgraph.machine.hardware import Hardware
+from memgraph.planner.schedule import forward_program, make_schedule
+
+
+def price_fusion(facts: JointFacts, hardware: Hardware) -> JointFacts:
+    """Facts with `seconds` and `hold` as they are when Inductor fuses; in the backward, as it splits the graph."""
+    values = list(facts.values)
+
+    def fuse(i: int, hold: float) -> None:
+        values[i] = dataclasses.replace(values[i], seconds=fused_seconds(values[i], hardware), hold=hold)
+
+    forward = written(facts.values, forward_program(facts, ()))
+    for i in facts.forward:
+        if values[i].kind == "pointwise" and i not in forward:
+            fuse(i, hold=2 * values[i].bytes / hardware.memory_bandwidth)
+    backward = written(facts.values, make_schedule(facts, facts.stock_saved, settle=False).backward)
+    for i in facts.backward:
+        if values[i].kind == "pointwise" and i not in backward:
+            fuse(i, hold=values[i].hold)
+    return dataclasses.replace(facts, values=tuple(values))

@@ -1,0 +1,1 @@
+"""Floor 7: the rewritten graph, held against the one before it by code of its own."""

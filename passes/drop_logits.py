@@ -1,0 +1,74 @@
+"""Outputs that a function returns beside its loss and that only the loss needs: dropped where the user says so.
+
+    before:  hidden -> head -> logits -> loss               returns loss, logits
+    after:   hidden -> head -> logits -> loss; poison()     returns loss, a tensor of the logits' shape in the memory of
+                                                            one number, not-a-number wherever it is read
+
+Done to Dynamo's graph, before autograd sees it: what is not returned needs no gradient of its own either.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+import memgraph.runtime  # noqa: F401  registers the operators
+from memgraph.base import compat
+from memgraph.planner.decisions import Refusal
+
+
+def drop_logits(gm: fx.GraphModule, inputs: Any) -> tuple[fx.GraphModule, str, Refusal | None]:
+    """(the graph, what was dropped as a note for the report, what could not be); a copy where something is dropped."""
+    found = find_logits(gm, inputs)
+    if found is None:
+        reason = "the function returns no value from which its loss alone is computed, without weights in between"
+        return gm, "", Refusal("tile: {'logits': 'drop'}", reason)
+    value = found.meta["example_value"]
+    if not all(isinstance(size, int) for size in value.shape):
+        return gm, "", Refusal("tile: {'logits': 'drop'}", f"the sizes of {found.name} are symbolic")
+    copy = compat.copy_graph(gm)
+    (logits,) = (node for node in copy.graph.nodes if node.name == found.name)
+    output = copy.graph.output_node()
+    with copy.graph.inserting_before(output):
+        arguments = (list(value.shape), value.dtype, value.device)
+        poison = copy.graph.call_function(torch.ops.memgraph.poison.default, arguments)
+    with compat.fake_mode_of([value]), torch.no_grad():
+        poison.meta["example_value"] = torch.ops.memgraph.poison.default(*arguments)
+    output.args = (fx.map_arg(output.args[0], lambda read: poison if read is logits else read),)
+    copy.recompile()
+    return copy, f"the output {found.name} {list(value.shape)} was dropped: it reads as not-a-number", None
+
+
+def find_logits(gm: fx.GraphModule, inputs: Any) -> fx.Node | None:
+    """The largest output from which a scalar output is computed through nothing that reads a parameter, or None."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weights = {node for node, given in zip(placeholders, inputs, strict=False) if isinstance(given, torch.nn.Parameter)}
+    weights |= set(gm.graph.find_nodes(op="get_attr"))
+    returned = [node for node in gm.graph.output_node().all_input_nodes if _floating(node)]
+    losses = {node for node in returned if node.meta["example_value"].numel() == 1}
+    candidates = [node for node in returned if node not in losses and _leads(node, losses, weights)]
+    return max(candidates, key=lambda node: node.meta["example_value"].numel(), default=None)
+
+
+def _floating(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point and node.op.startswith("call_")
+
+
+def _leads(node: fx.Node, losses: set[fx.Node], weights: set[fx.Node]) -> bool:
+    """Whether a loss is computed from a value, and no parameter on the way."""
+    below, pending = set(), list(node.users)
+    while pending:
+        user = pending.pop()
+        if user not in below and user.op != "output":
+            below.add(user)
+            pending += user.users
+    above, pending = set(), list(below & losses)
+    while pending:
+        read = pending.pop()
+        if read not in above and read in below:
+            above.add(read)
+            pending += read.all_input_nodes
+    return bool(above) and not any(weights.intersection(step.all_input_nodes) for step in above)

@@ -1,0 +1,127 @@
+"""Let callers of a body read what they gave it, instead of getting it back.
+
+    before:  h, x_again, h_seen = body(x, W)        the body returns h, its own input x, and a view of h
+             y = x_again + h_seen
+
+    after:   h = body(x, W)
+             y = x + view(h)
+
+Torch cuts a user's nested regions (`torch.compiler.nested_compile_region`) into such bodies: what a region's backward
+needs is returned by its forward, inputs and views included. Inductor (2.13) does not know that two values of a caller
+are one in memory, and writes over one of them while the other is still to be read: gradients come out wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from memgraph.base import compat
+from memgraph.base.errors import GraphError
+from memgraph.facts.operators import family
+from memgraph.passes.insert import place_of
+
+
+def read_operands(joint: fx.GraphModule) -> fx.GraphModule:
+    """Return the joint graph, rewritten in place, with bodies that return no input and nothing twice.
+
+    Bodies that return too much are left as they are, and others take their place.  Raises GraphError where what a call
+    returns is read in another way than part by part.
+    """
+    calls: dict[str, list[fx.Node]] = {}
+    for node in joint.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
+        calls.setdefault(node.args[0].target, []).append(node)
+    for label, of_body in calls.items():
+        body = joint.get_submodule(label)
+        returned = list(body.graph.output_node().args[0])
+        kept = _kept(returned)
+        if kept != returned:
+            for call in of_body:
+                _replace(joint.graph, call, body, returned, kept)
+            setattr(joint, label, _returning(body, kept))
+    joint.graph.lint()
+    joint.recompile()
+    return joint
+
+
+def _kept(returned: Sequence[Any]) -> list[Any]:
+    """What a body still has to return: everything else is an input, or a view of an input or of one of these."""
+    groups: dict[fx.Node, int] = {}
+    for value in returned:
+        if isinstance(value, fx.Node):
+            groups[_source(value)] = groups.get(_source(value), 0) + 1
+    kept: list[Any] = []
+    for value in returned:
+        if not isinstance(value, fx.Node):
+            kept.append(value)
+            continue
+        base = _source(value)
+        if base.op != "placeholder":
+            alone = value if groups[base] == 1 else base
+            if alone not in kept:
+                kept.append(alone)
+    return kept
+
+
+def _source(value: fx.Node) -> fx.Node:
+    """What a value is a view of, as far as its caller can make the view: of sizes that the caller has."""
+    node = value
+    while node.op == "call_function" and family(node.target) == "view":
+        read, *sizes = node.all_input_nodes
+        if any(size.op != "placeholder" for size in sizes):
+            break
+        node = read
+    return node
+
+
+def _replace(
+    graph: fx.Graph, call: fx.Node, body: fx.GraphModule, returned: Sequence[Any], kept: Sequence[Any]
+) -> None:
+    """Rewrite what reads a call to what the call returns from now on."""
+    elements = list(call.users)
+    if other := next((user.name for user in elements if user.target is not operator.getitem), ""):
+        raise GraphError(f"{other} reads all that {call.name} returns at once, and one of that is an input of the call")
+    found = dict(zip(body.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
+    constants = iter([n for n, value in enumerate(kept) if not isinstance(value, fx.Node)])
+    moved = {n: next(constants) for n, value in enumerate(returned) if not isinstance(value, fx.Node)}
+    with graph.inserting_before(call.next):
+        for n, value in enumerate(kept):
+            if isinstance(value, fx.Node):
+                found[value] = graph.call_function(operator.getitem, (call, n))
+                found[value].meta = place_of(call) | {"val": value.meta["val"]}
+        read = [returned[element.args[1]] for element in elements]
+        made = [_again(graph, value, found) if isinstance(value, fx.Node) else None for value in read]
+    for element, instead in zip(elements, made, strict=True):
+        if instead is None:
+            element.args = (call, moved[element.args[1]])
+        else:
+            element.replace_all_uses_with(instead)
+            graph.erase_node(element)
+    for value in kept:
+        if isinstance(value, fx.Node) and not found[value].users:
+            graph.erase_node(found[value])
+    call.meta["val"] = tuple(value.meta["val"] if isinstance(value, fx.Node) else value for value in kept)
+
+
+def _again(graph: fx.Graph, value: fx.Node, found: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A view that a body has, made by its caller."""
+    if value not in found:
+        reads = {read: _again(graph, read, found) for read in value.all_input_nodes}
+        found[value] = graph.node_copy(value, reads.__getitem__)
+    return found[value]
+
+
+def _returning(body: fx.GraphModule, kept: Sequence[Any]) -> fx.GraphModule:
+    """The same body with other outputs."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(body.graph, copies)
+    output = graph.output(fx.map_arg(tuple(kept), copies.__getitem__))
+    output.meta = dict(body.graph.output_node().meta)
+    graph.eliminate_dead_code()
+    made = fx.GraphModule(body, graph)
+    made.meta = dict(body.meta)
+    return made

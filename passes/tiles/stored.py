@@ -1,0 +1,65 @@
+"""A graph that calls other graphs, and that a cache can give back.
+
+torch pickles a graph as its code and traces that again when it is loaded. `invoke_subgraph` refuses to be traced that
+way, so a body within a body could be stored (with AOTAutograd's entries) and never be loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from memgraph.base import compat
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """Stands for a node among the arguments of another."""
+
+    name: str
+
+
+class CalledGraph(fx.GraphModule):
+    """A GraphModule that is pickled node by node, besides its code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, (data, imports) = super().__reduce__()
+        return _again, (data | {"_nodes": [_written(node) for node in self.graph.nodes]}, imports)
+
+
+def _written(node: fx.Node) -> tuple[Any, ...]:
+    target = node.target
+    if node.op == "call_function":
+        target = "getitem" if target is operator.getitem else str(target)
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda read: _Read(read.name))
+    return node.op, node.name, target, args, kwargs
+
+
+def _again(data: dict[str, Any], imports: str) -> CalledGraph:
+    graph, made = fx.Graph(), {}
+
+    def node_of(item: Any) -> Any:
+        return made[item.name] if isinstance(item, _Read) else item
+
+    for op, name, target, args, kwargs in data["_nodes"]:
+        target = _target(target) if op == "call_function" else target
+        args, kwargs = fx.node.map_aggregate((args, kwargs), node_of)
+        made[name] = graph.create_node(op, target, args, kwargs, name=name)
+    root = torch.nn.Module()
+    for name, module in data["_modules"].items():
+        root.add_module(name, module)
+    return CalledGraph(root, graph)
+
+
+def _target(text: str) -> Any:
+    """An operator by what `str` says of it: `aten.slice.Tensor`, or the one that calls a body."""
+    if text in ("getitem", "invoke_subgraph"):
+        return operator.getitem if text == "getitem" else compat.invoke_subgraph()
+    found: Any = torch.ops
+    for part in text.split("."):
+        found = getattr(found, part)
+    return found
