@@ -23,12 +23,13 @@ from typing import Annotated, Any
 
 import machine
 import typer
+import zoo_page
+
+sys.path.insert(0, str(machine.ROOT))
+
+from tests.families import FAMILIES, Family  # noqa: E402
 
 TESTS = machine.ROOT / "tests"
-sys.path.insert(0, str(TESTS))
-
-import zoo_page  # noqa: E402
-from families import FAMILIES, Family  # noqa: E402
 
 OUT = machine.ROOT / "out" / "zoo"
 PAGE = machine.ROOT / "docs" / "models.md"
@@ -118,7 +119,7 @@ def _measure(family: Family, out: Path, limit: int, version: str) -> None:
         return
     file.unlink(missing_ok=True)
     given = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(machine.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "TORCHINDUCTOR_CACHE_DIR": str(out / "cache" / "inductor"),  # C++ kernels that families share; no graphs
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
@@ -127,7 +128,7 @@ def _measure(family: Family, out: Path, limit: int, version: str) -> None:
         "KINETO_LOG_LEVEL": "6",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    command = [sys.executable, "-m", "families.trial", family.name, str(file)]
+    command = [sys.executable, "-m", "tests.families.trial", family.name, str(file)]
     failure = ""
     print(f"{family.name} ...", flush=True)
     with open(out / f"{family.name}.log", "w") as log:

@@ -6,14 +6,11 @@ A graph that runs without a plan is a failure, unless the test expects the warni
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 import warnings
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["KINETO_LOG_LEVEL"] = "6"
 _folder = tempfile.mkdtemp(prefix="memgraph-tests-")

@@ -21,7 +21,7 @@ def protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
     """Tag what must cross to the backward: draws, and what is read from inputs that the forward overwrites.
 
     Inductor's partitioner would redraw an untagged seed under a user's checkpoint, and recompute from a buffer that
-    the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/test_exact.py).
+    the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/end_to_end/test_exact.py).
     """
     overwritten = overwritten_inputs(joint.graph.nodes)
     pins: dict[str, tuple[str, str]] = {}

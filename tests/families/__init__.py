@@ -113,7 +113,7 @@ def _lend_schemas() -> list[torch.library.Library]:
 
 
 def _all(kinds: Iterable[str]) -> dict[str, Family]:
-    found = [family for kind in kinds for family in importlib.import_module(f"families.{kind}").FAMILIES]
+    found = [family for kind in kinds for family in importlib.import_module(f"{__name__}.{kind}").FAMILIES]
     by_name = {family.name: family for family in found}
     if len(by_name) != len(found):
         raise ValueError("two families of one name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from families import Family, Made, Training, labelled, tokens
+from tests.families import Family, Made, Training, labelled, tokens
 
 
 def wav2vec2() -> Made:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from families import Family, Made, Training, squared
+from tests.families import Family, Made, Training, squared
 
 TIMES = torch.tensor([1, 500])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import Family, Made, Training, labelled, tokens
+from tests.families import Family, Made, Training, labelled, tokens
 
 
 def _pair(source: int = 64, target: int = 32) -> dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families import Family, Made, Training, labelled, tokens
+from tests.families import Family, Made, Training, labelled, tokens
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from families import Family, Made, Training, labelled, tokens
-from families.decoders import next_token
+from tests.families import Family, Made, Training, labelled, tokens
+from tests.families.decoders import next_token
 
 
 def mamba2() -> Made:

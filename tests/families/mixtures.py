@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from families import Family, Made
-from families.decoders import next_token
+from tests.families import Family, Made
+from tests.families.decoders import next_token
 
 
 def qwen3_moe() -> Made:

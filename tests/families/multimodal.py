@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from families import Family, Made, Training, labelled, tokens
+from tests.families import Family, Made, Training, labelled, tokens
 
 TEXT = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128,

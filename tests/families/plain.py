@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from families import Family, Made, Training, tokens
+from tests.families import Family, Made, Training, tokens
 
 
 class Recurrent(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from families import Family, Made, Training
+from tests.families import Family, Made, Training
 
 
 def _classifier(model: torch.nn.Module, side: int) -> Made:

@@ -1,7 +1,7 @@
 """One family trained through Inductor and through memgraph: one row for each column of the zoo's table.
 
 Every column starts from the same weights, the same optimizer state and the same seeds. The state is made beforehand, so
-that the budget's baseline holds it. A row is a plain dict: `python -m families.trial NAME FILE` adds rows to a file as
+that the budget's baseline holds it. A row is a plain dict: `python -m tests.families.trial NAME FILE` adds rows to a file as
 they are measured.
 """
 
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 import memgraph
-from families import FAMILIES, Family
 from memgraph.machine.measure import allocated_bytes
+from tests.families import FAMILIES, Family
 
 STEPS = 5
 FRACTIONS = (0.6, 0.35)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from families import Family, Made, Training, labelled
+from tests.families import Family, Made, Training, labelled
 
 CLASSES = {"num_labels": 10, "problem_type": "single_label_classification"}
 SIZES = CLASSES | {

@@ -7,10 +7,8 @@ import itertools
 import math
 
 import torch
-from graphs import capture, same_bits
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from programs import OPS, programs
 
 from memgraph.facts import kernel_scratch
 from memgraph.facts.joint import JointFacts, Value
@@ -22,6 +20,8 @@ from memgraph.planner.queues import Clock, Move, Tier, place, with_moves
 from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.runtime import sanitized
+from tests.support.graphs import capture, same_bits
+from tests.support.programs import OPS, programs
 
 # What these calls take and give back is in no timeline, or differs where no compiler runs. Found by measuring:
 # attention works on tiles, dropout as autograd sees it makes a mask of floats first, the backward of a layer norm has

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from graphs import capture_module
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,14 +13,13 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from tiles import Joint  # noqa: E402
-
-from memgraph.base import compat  # noqa: E402
-from memgraph.facts.operators import short_name  # noqa: E402
-from memgraph.facts.regions import module_path  # noqa: E402
-from memgraph.facts.tokens.states import Mixed  # noqa: E402
-from memgraph.verify.rewrite import snapshot  # noqa: E402
+from memgraph.base import compat
+from memgraph.facts.operators import short_name
+from memgraph.facts.regions import module_path
+from memgraph.facts.tokens.states import Mixed
+from memgraph.verify.rewrite import snapshot
+from tests.support.graphs import capture_module
+from tests.support.tiles import Joint
 
 SETTINGS = settings(
     deadline=None,

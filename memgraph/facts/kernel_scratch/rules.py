@@ -3,7 +3,7 @@
 A rule is exact, or a bound that the truth stays under whatever kernel is chosen. Exact rules follow from ATen's own
 source. Bounds hold on the processors that they were measured on, x86-64 from AVX2 on; there are none on others.
 A bound is enough where nothing may run (a dry run), or where a kernel is too large to be tried; elsewhere the kernel
-is measured. tests/test_scratch_rules.py holds every rule against a table that was measured (tests/scratch_table.py).
+is measured. tests/facts/test_kernel_scratch_rules.py holds every rule against a measured table.
 """
 
 from __future__ import annotations

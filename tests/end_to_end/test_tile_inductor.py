@@ -1,0 +1,166 @@
+"""Tiles through Inductor: compiled once, the peak known to the byte, gradients those of plain Inductor."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+from torch.nn import functional as F
+
+import memgraph
+from memgraph.machine.measure import peak_above_start
+from tests.support import ROOT, models
+
+pytestmark = [pytest.mark.inductor, pytest.mark.slow]
+WORDS = 1024
+
+
+class Head(nn.Module):
+    """An embedding, one gated MLP and a head; `shift` leaves the last token out of the loss."""
+
+    def __init__(self, returns_logits: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, 32), nn.Linear(32, WORDS, bias=False)
+        self.gate, self.up, self.down = nn.Linear(32, 128), nn.Linear(32, 128), nn.Linear(128, 32)
+        self.returns_logits = returns_logits
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        x = self.embed(ids)
+        x = x + F.dropout(self.down(F.silu(self.gate(x)) * self.up(x)), 0.1, self.training)
+        logits = self.head(x).float()
+        loss = F.cross_entropy(logits[:, :-1].reshape(-1, WORDS), ids[:, 1:].reshape(-1))
+        return (loss, logits) if self.returns_logits else loss
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(0, WORDS, (2, 200), generator=torch.Generator().manual_seed(3))
+
+
+def step(call, module: nn.Module, *args, **kwargs) -> list[torch.Tensor]:
+    module.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    returned = call(*args, **kwargs)
+    loss = returned[0] if isinstance(returned, tuple) else returned
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+
+
+def error(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(left, right, strict=True))
+
+
+def compiled(module: nn.Module, **tile):
+    torch._dynamo.reset()
+    return torch.compile(module, backend="memgraph", options={"budget": None, "tile": tile, "cache": False})
+
+
+@pytest.fixture
+def model() -> Head:
+    torch.manual_seed(0)
+    return Head()
+
+
+def test_bodies_are_compiled_once_and_the_peak_is_known(model):
+    call = compiled(model, mlp=3, loss=4)
+    got, codes = run_and_get_code(step, call, model, ids())
+    report = memgraph.report()
+    assert {(d.module, d.shards) for d in report.decisions if d.action == "tile"} == {("", 3), ("head", 4)}
+    source = "\n".join(codes)
+    # One definition of each tile and of each of its two bodies, whatever the number of calls.
+    for body in set(re.findall(r"def (tile_\w+)\(args\)", source)):
+        assert len(re.findall(rf"def {body}\(args\)", source)) == 1
+    assert len(re.findall(r"= tile_0_body_0\(", source)) in (2, 3)
+    # Shards are put into place and added up where they are.
+    assert "shard_put_.default" in source and "shard_add_.default" in source
+    assert not re.search(r"shard_(put|add)\.default", source)
+    peak = peak_above_start(lambda: step(call, model, ids()) and None, torch.device("cpu"))
+    own = sum(p.nbytes for p in model.parameters())  # the copies of the gradients that `step` returns
+    assert report.predicted_peak - report.baseline <= peak <= report.predicted_peak - report.baseline + own
+    assert report.predicted_peak < report.unplanned_peak
+    torch._dynamo.reset()
+    assert error(got, step(torch.compile(model), model, ids())) < 1e-6
+
+
+def test_dropped_logits_are_poison():
+    torch.manual_seed(0)
+    model = Head(returns_logits=True)
+    call = compiled(model, mlp=False, loss=4, logits="drop")
+    got = step(call, model, ids())
+    loss, logits = call(ids())
+    assert logits.shape == (2, 200, WORDS) and logits.isnan().all() and not logits.requires_grad
+    assert logits.untyped_storage().nbytes() == logits.element_size()
+    assert any("was dropped" in note for note in memgraph.report().notes)
+    with torch.no_grad():
+        assert call(ids())[1].isfinite().all()  # an evaluation gets them
+    kept = compiled(model, mlp=False, loss=4)
+    assert error(got, step(kept, model, ids())) < 1e-6
+    # Returned whole, they cannot be cut before the head, and the loss reads all rows but the last.
+    assert any("slice" in refusal.reason for refusal in memgraph.report().refusals)
+    torch._dynamo.reset()
+    assert error(got, step(torch.compile(model), model, ids())) < 1e-6
+
+
+def test_experts():
+    model, inputs = models.build("qwen3_moe")
+    got = step(compiled(model, mlp=3, loss=2), model, **inputs)
+    assert {d.shards for d in memgraph.report().decisions if d.action == "tile"} == {2, 3}
+    torch._dynamo.reset()
+    assert error(got, step(torch.compile(model), model, **inputs)) < 1e-6
+
+
+def test_bfloat16():
+    """The graph's order puts a reader of single logits behind what overwrites them; that one does not wait for it."""
+    model, inputs = models.build("gpt2", dropout=0.0)
+    model = model.bfloat16()
+    got = step(compiled(model, mlp=8, loss=8), model, **inputs)
+    torch._dynamo.reset()
+    assert error(got, step(torch.compile(model), model, **inputs)) < 3e-2
+
+
+def test_a_budget_that_only_tiles_can_keep(model):
+    torch._dynamo.reset()
+    options = {"budget": 0.5, "tile": True, "cache": False}
+    call = torch.compile(model, backend="memgraph", options=options)
+    step(call, model, ids())
+    report = memgraph.report()
+    assert report.predicted_peak <= report.budget and any(d.action == "tile" for d in report.decisions)
+    torch._dynamo.reset()
+    with pytest.raises(memgraph.BudgetError):
+        step(torch.compile(model, backend="memgraph", options=options | {"tile": False}), model, ids())
+
+
+SCRIPT = """
+import torch, memgraph
+from tests.end_to_end import test_tile_inductor as t
+torch.manual_seed(0)
+model = t.Head()
+call = torch.compile(model, backend="memgraph", options={"budget": None, "tile": {"mlp": 3, "loss": 4}})
+loss, *gradients = t.step(call, model, t.ids())
+print(memgraph.report().cached, loss.item(), sum(g.double().abs().sum() for g in gradients).item())
+"""
+
+
+def test_a_warm_cache_gives_tiles_back(tmp_path):
+    """A body within a body can be stored by torch, but not loaded: memgraph/passes/tiles/stored.py."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "MEMGRAPH_CACHE": str(tmp_path / "memgraph")}
+    lines = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            env=os.environ | folders | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "unable to load" not in done.stderr
+        lines.append(done.stdout.split()[-3:])
+    assert [cached for cached, *_ in lines] == ["False", "True"]
+    for first, again in zip(*(map(float, line[1:]) for line in lines), strict=True):
+        assert abs(first - again) < 1e-6 * abs(first)  # the embedding's gradient is added up by threads

@@ -1,0 +1,177 @@
+"""verify/rewrite.py passes what is legal (DESIGN section 7)."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from torch import fx, nn
+
+from memgraph.base.errors import VerifyError
+from memgraph.verify.rewrite import snapshot, verify_graph
+from tests.support.splits import MODULES, X, after, calls, capture, graphsafe, recompute_mask, split_of
+
+aten = torch.ops.aten
+
+
+LEGAL = [*MODULES, "mlp@inductor", "attention@inductor", "norm@inductor", "views@inductor"]
+LEGAL += ["mlp@dynamic", "attention@dynamic", "tied@dynamic"]
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_the_stock_partition_is_legal(name):
+    split_of(name).verify()
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_a_copy_is_legal(name):
+    split = split_of(name)
+    for graph in (split.joint, split.forward, split.backward):
+        verify_graph(graph, snapshot(graph), pass_name="copy")
+
+
+def test_inductor_draws_seeds():
+    assert any("inductor_seeds" in str(node.target) for node in split_of("mlp@inductor").joint.graph.nodes)
+
+
+# --- legal rewrites -------------------------------------------------------------------------------------
+
+
+def test_a_recompute_chain_in_copies_is_legal():
+    split = split_of("attention")
+    copied = 0
+    for node in calls(split.backward):
+        for user in list(node.users)[1:]:
+            if user.op == "output":
+                continue
+            with split.backward.graph.inserting_before(user):
+                twin = split.backward.graph.node_copy(node, lambda read: read)
+            user.replace_input_with(node, twin)
+            copied += 1
+    assert copied
+    split.verify()
+
+
+def test_a_mask_recomputed_from_saved_seeds_is_legal():
+    split = split_of("mlp@inductor")
+    recompute_mask(split, draw=False)
+    split.verify()
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention", "norm", "mlp@inductor"])
+def test_another_order_is_legal(name):
+    split = split_of(name)
+    nodes = list(split.backward.graph.nodes)
+    moved = 0
+    for node in reversed([node for node in nodes if node.op == "call_function"]):
+        first = min(node.users, key=list(split.backward.graph.nodes).index)
+        if node.next is not first:
+            first.prepend(node)
+            moved += 1
+    assert moved
+    split.verify()
+    verify_graph(split_of(name).backward, split.backward, pass_name="reorder")
+
+
+def test_a_replay_from_generators_is_legal():
+    split = split_of("checkpointed")
+    graphsafe(split)
+    assert calls(split.backward, "graphsafe_run_with_rng_state")
+    split.verify()
+
+
+def test_a_control_dependency_is_legal():
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+    from torch.utils._ordered_set import OrderedSet
+
+    split = split_of("mlp")
+    first, *_, last = [node for node in calls(split.backward) if isinstance(node.meta["val"], torch.Tensor)]
+    preserve_node_ordering(split.backward.graph, {last: OrderedSet([first])})
+    assert calls(split.backward, "control_deps")
+    split.verify()
+
+
+def test_a_new_value_that_is_read_nowhere_is_legal():
+    split = split_of("mlp")
+    node = calls(split.forward)[2]
+    after(node, aten.clone.default, node)
+    split.verify()
+
+
+def test_names_do_not_count():
+    split = split_of("mlp@inductor")
+    for graph in (split.forward, split.backward):
+        for place, node in enumerate(calls(graph)):
+            node._rename(f"other_{place}")
+    split.verify()
+
+
+# --- bodies ---------------------------------------------------------------------------------------------
+
+
+@torch.compiler.nested_compile_region
+def region(linear, x):
+    return torch.tanh(linear(x))
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for linear in self.layers:
+            x = region(linear, x)
+        return x.sum()
+
+
+def outlined(graph: fx.GraphModule, target, *, returns_input: bool) -> fx.GraphModule:
+    """The calls of an op of one argument moved into a body."""
+    body = fx.Graph()
+    x = body.placeholder("x")
+    node = calls(graph, target)[0]
+    inner = body.call_function(node.target, (x, *node.args[1:]))
+    inner.meta = dict(node.meta)
+    body.output((inner, x) if returns_input else (inner,))
+    graph.body = fx.GraphModule(torch.nn.Module(), body)
+    for node in calls(graph, target):
+        with graph.graph.inserting_before(node):
+            attribute = graph.graph.get_attr("body")
+            call = graph.graph.call_function(torch.ops.higher_order.invoke_subgraph, (attribute, "body", node.args[0]))
+            element = graph.graph.call_function(operator.getitem, (call, 0))
+        call.meta["val"] = (node.meta["val"],) * (2 if returns_input else 1)
+        element.meta = dict(node.meta)
+        node.replace_all_uses_with(element)
+        graph.graph.erase_node(node)
+    return graph
+
+
+def test_what_was_outlined_is_legal():
+    split = split_of("mlp")
+    outlined(split.forward, "aten.tanh", returns_input=False)
+    split.verify()
+
+
+def test_a_body_that_returns_its_input_is_caught():
+    split = split_of("mlp")
+    outlined(split.forward, "aten.tanh", returns_input=True)
+    with pytest.raises(VerifyError, match="body body returns its own input x"):
+        split.verify()
+
+
+def test_a_body_that_computes_another_value_is_caught():
+    split = split_of("mlp")
+    outlined(split.forward, "aten.tanh", returns_input=False)
+    calls(split.forward.body)[0].target = aten.sin.default
+    with pytest.raises(VerifyError, match="is not the value"):
+        split.verify()
+
+
+def test_nested_regions_are_numbered_through():
+    split = capture(Nested(), X)
+    assert calls(split.joint, "invoke_subgraph")
+    try:
+        split.verify()
+    except VerifyError as error:  # torch's own bodies may return their inputs; nothing else may be wrong
+        assert all("returns its own input" in breach for breach in error.breaches)
