@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
+import importlib
 import inspect
 import os
 import statistics
@@ -44,11 +44,9 @@ GROUPED = ("gpt_oss", "qwen3_moe")
 
 @functools.cache
 def tests_models() -> Any:
-    """tests/models.py; by its path, because its name is that of benchmarks/models.py."""
-    found = importlib.util.spec_from_file_location("tests_models", machine.ROOT / "tests" / "models.py")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    """The models of the tests."""
+    sys.path.insert(0, str(machine.ROOT))
+    return importlib.import_module("tests.support.models")
 
 
 def llama(shape: dict[str, int], device: str, dtype: str, mask: bool = True) -> Any:

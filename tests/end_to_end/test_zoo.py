@@ -1,6 +1,6 @@
 """The zoo of model families, a handful here: the smallest plans keep the gradients, and the trial sees what is wrong.
 
-`MEMGRAPH_ZOO=all pytest tests/end_to_end/test_zoo.py` takes all families; `make zoo` trains them through Inductor's C++.
+`MEMGRAPH_ZOO=all pytest tests/end_to_end/test_zoo.py` takes all families; `make zoo` trains them through Inductor.
 """
 
 from __future__ import annotations

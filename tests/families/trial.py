@@ -1,8 +1,8 @@
 """One family trained through Inductor and through memgraph: one row for each column of the zoo's table.
 
 Every column starts from the same weights, the same optimizer state and the same seeds. The state is made beforehand, so
-that the budget's baseline holds it. A row is a plain dict: `python -m tests.families.trial NAME FILE` adds rows to a file as
-they are measured.
+that the budget's baseline holds it. A row is a plain dict: `python -m tests.families.trial NAME FILE` adds rows to a
+file as they are measured.
 """
 
 from __future__ import annotations
