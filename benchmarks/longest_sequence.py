@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator

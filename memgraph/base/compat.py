@@ -1,7 +1,7 @@
 """Every private import from torch, in one place.
 
-tests/base/test_canary.py names each of them, and says what memgraph leans on. Where the supported versions (2.11, 2.13 and
-2.15) differ, the shim names the versions that need it and the change of torch that makes it unnecessary.
+tests/base/test_canary.py names each of them, and says what memgraph leans on. Where the supported versions (2.11, 2.13
+and 2.15) differ, the shim names the versions that need it and the change of torch that makes it unnecessary.
 """
 
 from __future__ import annotations
