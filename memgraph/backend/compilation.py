@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from memgraph import passes
 from memgraph.backend.attempts import Attempts
 from memgraph.backend.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.backend.options import Options
 from memgraph.backend.outcome import without_plan
 from memgraph.backend.progress import Progress
 from memgraph.backend.rules import warn_of_unmatched
-from memgraph.base import compat, errors
+from memgraph.base import compat
 from memgraph.base.errors import BudgetError, GraphError, MemgraphError, OffloadError, OptionsError, PlanWarning
+from memgraph.base.fingerprint import source_folders
 from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
 from memgraph.facts import kernel_scratch
@@ -143,8 +143,7 @@ def _reason(problem: Exception) -> str:
     if isinstance(problem, MemgraphError) and not isinstance(problem, AssertionError):
         return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)
-    folders = [Path(module.__file__).parent for module in (errors, passes)]
-    ours = [frame for frame in frames if any(Path(frame.filename).is_relative_to(folder) for folder in folders)]
+    ours = [frame for frame in frames if any(Path(frame.filename).is_relative_to(f) for f in source_folders())]
     place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
     return f"a fault of memgraph, please report it: {type(problem).__name__}{place}: {str(problem)[:2000]}"
 

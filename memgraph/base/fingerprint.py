@@ -1,4 +1,4 @@
-"""Which version of memgraph this is, to the byte: a plan of another version is never used again."""
+"""Where memgraph's own source lies, and which version it is, to the byte."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 PACKAGES = ("memgraph", "memgraph.passes")  # an editable installation keeps the second outside of the first
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
+def source_folders() -> tuple[Path, ...]:
+    """The folders that hold memgraph's source."""
+    files = [importlib.import_module(package).__file__ for package in PACKAGES]
+    return tuple(Path(file).parent for file in files if file is not None)
+
+
+@functools.cache
 def source_fingerprint() -> str:
-    """A hash of memgraph's own source (hexadecimal SHA-256): another version of memgraph is another configuration."""
+    """A hash of memgraph's source (hexadecimal SHA-256): a plan of another version is never used again."""
     digest = hashlib.sha256()
-    for package in PACKAGES:
-        file = importlib.import_module(package).__file__
-        assert file is not None
-        folder = Path(file).parent
+    for folder in source_folders():
         for source in sorted(folder.rglob("*.py")):
             digest.update(str(source.relative_to(folder)).encode())
             digest.update(source.read_bytes())

@@ -21,7 +21,7 @@ from rich.table import Table
 from memgraph.base.errors import BudgetError, MemgraphError, OptionsError
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
 
-CHECKOUT = Path(__file__).parents[1]  # of an editable install; in any other it holds no examples
+CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it holds no examples
 
 
 app = typer.Typer(

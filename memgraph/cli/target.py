@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memgraph.base.errors import MemgraphError, OptionsError
+from memgraph.base.fingerprint import source_folders
 
 TARGET_HELP = """TARGET is SCRIPT.py:FUNCTION or package.module:FUNCTION. FUNCTION is called once, without
 arguments, and returns (callable, args), where args is a tuple and callable(*args) is the step up to the loss.
@@ -104,10 +105,7 @@ def _is_dynamos(error: BaseException) -> bool:
 
 
 def _is_ours(file: str) -> bool:
-    import memgraph.passes
-
-    places = [Path(__file__).parent, *map(Path, memgraph.passes.__path__)]
-    return any(place in Path(file).parents for place in places)
+    return any(folder in Path(file).parents for folder in source_folders())
 
 
 def _own_frame(frames: Sequence[traceback.FrameSummary], target: str) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The canary: what memgraph takes from torch's private parts, one test for each.
 
-Run this file first with a new torch (`pytest tests/base/test_canary.py`): a test that fails says by its name what moved,
-and its message what memgraph needs it for. Nothing here starts a C++ compiler: the compiled programs are matrix products.
+Run this file first with a new torch (`pytest tests/base/test_canary.py`): a test that fails says by its name what
+moved, and its message what memgraph needs it for. Nothing here starts a C++ compiler: the compiled programs are matrix
+products.
 """
 
 from __future__ import annotations
