@@ -21,11 +21,11 @@ from memgraph.backend.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.backend.joint_graph import SPARE, Bound, Planned
 from memgraph.backend.options import Options, parse_options
 from memgraph.backend.outcome import budget_error, build_report, found_again
-from memgraph.base import compat
 from memgraph.base.errors import GraphError, OffloadError
 from memgraph.base.store import Store
 from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
+from memgraph.machine import memory
 from memgraph.machine.hardware import load
 from memgraph.machine.measure import allocated_bytes
 from memgraph.planner.decisions import Timeline
@@ -267,7 +267,7 @@ class Attempts:
             usable = free + torch.cuda.memory_reserved(self.device)
         else:
             total = self.hardware.capacity
-            usable = compat.free_memory() + self.baseline
+            usable = memory.free_memory() + self.baseline
         # Rounded, so that the caches are not asked for another configuration whenever a neighbour breathes.
         step = max(1, total // 64)
         return int(usable * (1 - AUTO_MARGIN)) // step * step

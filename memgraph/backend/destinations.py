@@ -12,10 +12,9 @@ import torch
 
 from memgraph import runtime
 from memgraph.backend.options import OffloadOptions, Options
-from memgraph.base import compat
 from memgraph.base.errors import OffloadError
 from memgraph.base.sizes import format_size
-from memgraph.machine import disk
+from memgraph.machine import disk, memory
 from memgraph.machine.hardware import Hardware
 from memgraph.planner.decisions import Plan
 from memgraph.planner.offload import Tiers
@@ -63,7 +62,7 @@ def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here
         capacity, why = _left(limit, taken)
     elif here:
         ranks = ranks_here()
-        capacity = _rounded(int(compat.free_memory() * (1 - LEFT)) // ranks + taken.spare)
+        capacity = _rounded(int(memory.free_memory() * (1 - LEFT)) // ranks + taken.spare)
         limit = capacity + taken.reserved
         why = f"memory that the machine has free{_shared(ranks)}{_besides(taken)}"
     # The CPU's own memory is where the values are already: only a rule sends them there.

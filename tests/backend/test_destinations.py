@@ -17,7 +17,7 @@ from memgraph.backend.hook import Partitioner
 from memgraph.backend.joint_graph import Bound
 from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress
-from memgraph.base import compat
+from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
 from memgraph.runtime.space import Calls, Space
 from tests.support.harness import Eager, assert_bitwise, gradients
@@ -119,7 +119,7 @@ def test_the_host_tier_is_one_pool_for_all_graphs(scratch):
 
 
 def test_all_free_memory_is_what_is_free_beside_what_is_reserved(scratch, monkeypatch):
-    monkeypatch.setattr(compat, "free_memory", lambda: 80 * MIB)
+    monkeypatch.setattr(memory, "free_memory", lambda: 80 * MIB)
     before = found(host=True)
     assert before.limit == before.capacity <= 72 * MIB
     room = runtime.prepare("cpu", told(), host_bytes=16 * MIB, owner="f [0]")
@@ -178,7 +178,7 @@ def test_the_disk_bounds_a_larger_limit(scratch, monkeypatch):
 
 def test_ranks_of_one_machine_share_it(scratch, monkeypatch):
     monkeypatch.setattr(Space, "of", classmethod(lambda cls, place: cls(100 * MIB, 69 * MIB)))
-    monkeypatch.setattr(compat, "free_memory", lambda: 80 * MIB)
+    monkeypatch.setattr(memory, "free_memory", lambda: 80 * MIB)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert ranks_here() == 1 and found(host=True).capacity == 72 * MIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -16,6 +16,7 @@ from memgraph.base.store import Store
 from memgraph.facts import kernel_scratch
 from memgraph.facts.kernel_scratch import known, trial
 from memgraph.lower.timeline import Input, read_wrapper
+from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
 from tests.support.harness import Eager, gradients
 from tests.support.scratch_cases import aten, call, dense, turned
@@ -198,7 +199,7 @@ def test_trials_run_whatever_is_traced_or_cast_meanwhile():
 
 
 def test_the_room():
-    free = compat.free_memory() // 2
+    free = memory.free_memory() // 2
     assert kernel_scratch.for_compilation(None, 0, False).room == pytest.approx(free, rel=0.2)
     assert (
         kernel_scratch.for_compilation(1000, 0, False).room == known.SMALL

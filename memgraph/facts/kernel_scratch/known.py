@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memgraph.base import compat
 from memgraph.base.folder import cache_folder
 from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
@@ -19,6 +18,7 @@ from memgraph.facts.kernel_scratch import trial
 from memgraph.facts.kernel_scratch.machine import fingerprint
 from memgraph.facts.kernel_scratch.operands import Call, Indescribable, qualified_name
 from memgraph.facts.kernel_scratch.rules import rule_of
+from memgraph.machine import memory
 
 # Of an operator without a bound, a trial may take so many times its operands: columns of a 3 x 3 convolution, twice.
 _UNBOUNDED = 18
@@ -165,7 +165,7 @@ def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
     trial stay under the budget, as they must when the step runs, but for small ones: those are tried under every
     budget, since what a plan does not know may break it. A trial as a whole takes half of what the machine has left.
     """
-    free = compat.free_memory() // 2
+    free = memory.free_memory() // 2
     room = free if budget is None else min(free, max(budget - taken, SMALL))
     return Kernels(room, figures() if cache else None, machine=free)
 
@@ -175,4 +175,4 @@ def for_dry_run(cache: bool) -> Kernels:
 
     Without them the bounds of a convolution's scratch stand for it: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
     """
-    return Kernels(SMALL, figures() if cache else None, machine=compat.free_memory() // 2)
+    return Kernels(SMALL, figures() if cache else None, machine=memory.free_memory() // 2)

@@ -1,0 +1,123 @@
+"""Every private import from torch, in one place: a file for each part of torch.
+
+tests/base/test_canary.py names each of them, and says what memgraph leans on. Where the supported versions (2.11, 2.13
+and 2.15) differ, the shim names the versions that need it and the change of torch that makes it unnecessary.
+"""
+
+from memgraph.base.compat.dynamo import (
+    autocast_state,
+    compile_id,
+    compiled_function_name,
+    copy_graph,
+    graph_break_reason,
+    graph_text,
+    only_tracing,
+    rehome,
+    through_dynamo,
+    uncompiled,
+)
+from memgraph.base.compat.fake import (
+    fake_evaluation,
+    fake_mode_of,
+    is_fake,
+    propagating,
+    really,
+    same_contents,
+    storage_id,
+    traces_cuda,
+)
+from memgraph.base.compat.inductor import (
+    compile_graph,
+    config_fingerprint,
+    inductor_cache_folder,
+    inductor_config_keys,
+    inner_compile,
+    lowering_settings,
+    mode_options,
+)
+from memgraph.base.compat.lowerings import lower_shards, lower_transfers, write_to_memory
+from memgraph.base.compat.operators import (
+    falls_back,
+    has_side_effect,
+    inductor_pure_random,
+    invoke_subgraph,
+    operator_names,
+    triton_kernel,
+)
+from memgraph.base.compat.partition import (
+    donate_nothing,
+    extract_forward_backward,
+    must_recompute,
+    must_save,
+    partitioner_base,
+    raise_getitems,
+    stock_partition,
+    tangents_are_given_away,
+)
+from memgraph.base.compat.profiler import allocation_event_type, allocations, profiling
+from memgraph.base.compat.scheduler import (
+    is_written,
+    lowers_backward,
+    overwriters,
+    recompute_ancestors,
+    run_after,
+    scheduler_pass_base,
+)
+from memgraph.base.compat.sizes import number_hint, size_hint, size_node
+
+__all__ = [
+    "allocation_event_type",
+    "allocations",
+    "autocast_state",
+    "compile_graph",
+    "compile_id",
+    "compiled_function_name",
+    "config_fingerprint",
+    "copy_graph",
+    "donate_nothing",
+    "extract_forward_backward",
+    "fake_evaluation",
+    "fake_mode_of",
+    "falls_back",
+    "graph_break_reason",
+    "graph_text",
+    "has_side_effect",
+    "inductor_cache_folder",
+    "inductor_config_keys",
+    "inductor_pure_random",
+    "inner_compile",
+    "invoke_subgraph",
+    "is_fake",
+    "is_written",
+    "lower_shards",
+    "lower_transfers",
+    "lowering_settings",
+    "lowers_backward",
+    "mode_options",
+    "must_recompute",
+    "must_save",
+    "number_hint",
+    "only_tracing",
+    "operator_names",
+    "overwriters",
+    "partitioner_base",
+    "profiling",
+    "propagating",
+    "raise_getitems",
+    "really",
+    "recompute_ancestors",
+    "rehome",
+    "run_after",
+    "same_contents",
+    "scheduler_pass_base",
+    "size_hint",
+    "size_node",
+    "stock_partition",
+    "storage_id",
+    "tangents_are_given_away",
+    "through_dynamo",
+    "traces_cuda",
+    "triton_kernel",
+    "uncompiled",
+    "write_to_memory",
+]

@@ -1,0 +1,89 @@
+"""Fake tensors, and torch's modes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+def same_contents(left: Any, right: Any) -> bool:
+    """Whether two tensors of one shape are equal, nan too; fake ones have no contents to tell apart."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if left is right:
+        return True
+    if is_fake(left) or is_fake(right):
+        return is_fake(left) and is_fake(right)
+    with _disable_current_modes(), torch.no_grad():
+        left, right = left.detach(), right.detach()
+        return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def fake_mode_of(values: Any) -> Any:
+    """The fake mode that the fake tensors among `values` were made in, or None."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor has a shape, but no contents.
+
+    2.11, 2.13: each is a FakeTensor. 2.15 can keep them in C++ as well (torch/_subclasses/fake_tensor.py), and tells.
+    """
+    from torch._subclasses import fake_tensor
+
+    if hasattr(fake_tensor, "is_fake_tensor"):
+        return fake_tensor.is_fake_tensor(tensor)
+    return isinstance(tensor, fake_tensor.FakeTensor)
+
+
+@contextlib.contextmanager
+def propagating(mode: Any) -> Iterator[None]:
+    """Ops run on fake tensors of `mode`, and leave no guards and no new symbols behind."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if mode.shape_env is not None:
+            stack.enter_context(mode.shape_env.suppress_guards())
+            stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(mode)
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextlib.contextmanager
+def really() -> Iterator[None]:
+    """Within it operators run, on real tensors, as they are written: whatever torch is tracing meanwhile."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C._DisableAutocast():
+        yield
+
+
+@contextlib.contextmanager
+def fake_evaluation() -> Iterator[None]:
+    """Within it, tensors are fake (a shape, a dtype, no bytes), and operators neither run nor cast.
+
+    A CUDA tensor can be made in it where there is no CUDA device.
+    """
+    import torch
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode(), torch._C._DisableAutocast(), torch.no_grad():
+        yield
+
+
+def traces_cuda() -> bool:
+    """Whether autograd can trace for a CUDA device: a build with CUDA needs a real one (seen on 2.11)."""
+    import torch
+
+    return not torch.backends.cuda.is_built() or torch.cuda.is_available()
+
+
+def storage_id(tensor: Any) -> int:
+    """The same number for tensors that share a storage, for as long as one of them lives; fake ones too."""
+    return tensor.untyped_storage()._cdata

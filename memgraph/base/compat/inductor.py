@@ -1,0 +1,115 @@
+"""Inductor as a compiler, and its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from memgraph.base.compat.operators import invoke_subgraph
+
+
+def inductor_config_keys() -> frozenset[str]:
+    """The names that Inductor's configuration knows, dotted for nested ones (`"triton.cudagraphs"`)."""
+    from torch._inductor import list_options  # here, because Inductor takes a while to import
+
+    return frozenset(list_options())
+
+
+def compile_graph(
+    gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
+) -> Any:
+    """Inductor over a Dynamo graph; both directions are compiled before this returns.
+
+    The functorch settings hold for this compilation alone. Below a budget of 1.0 torch's partitioner would redraw
+    dropout.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+
+    settings = {"force_non_lazy_backward_lowering": True, "activation_memory_budget": 1.0}
+    if retain_graph:  # a backward that overwrites its saved values can run only once
+        settings["donated_buffer"] = False
+    with functorch_config.patch(settings):
+        return compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
+
+
+def inner_compile() -> Any:
+    """Inductor's compiler of one graph, whose bodies write over nothing that they are given."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    def compile_one(*args: Any, **kwargs: Any) -> Any:
+        with _bodies_own_nothing():
+            return compile_fx_inner(*args, **kwargs)
+
+    return compile_one
+
+
+@contextlib.contextmanager
+def _bodies_own_nothing() -> Iterator[None]:
+    """While this lasts, no body is told that it may overwrite its inputs.
+
+    Up to 2.14 a body takes over the outer backward's list of inputs that may be overwritten, though its own inputs are
+    others: it wrote into weights and into values that a later call of it reads. Gradients are wrong, without a word.
+    Unnecessary from 2.15 (pytorch#193960).
+    """
+    from torch._guards import TracingContext
+    from torch._inductor.lowering import lowerings
+
+    body = invoke_subgraph()
+    stock = lowerings[body]
+
+    @functools.wraps(stock)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        context = TracingContext.try_get()
+        if context is None or context.fw_metadata is None:
+            return stock(*args, **kwargs)
+        donated = context.fw_metadata.bw_donated_idxs
+        context.fw_metadata.bw_donated_idxs = []  # the body reads it now; the outer graph has read it
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            context.fw_metadata.bw_donated_idxs = donated
+
+    lowerings[body] = lower
+    try:
+        yield
+    finally:
+        lowerings[body] = stock
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """What `torch.compile(mode=...)` sets in Inductor's configuration."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+def config_fingerprint() -> bytes:
+    """A hash of Inductor's and functorch's configuration as it stands."""
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    return inductor_config.get_hash() + functorch_config.get_hash()
+
+
+def inductor_cache_folder() -> str:
+    """Where Inductor keeps compiled graphs."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def lowering_settings(transfers: bool) -> contextlib.AbstractContextManager[None]:
+    """Inductor's settings for a graph whose order is the plan's, while this lasts.
+
+    Every buffer is freed where it dies: a dead one that waits for a later one of its size stands at the peak
+    (docs/decisions/0004).  transfers: there are copies to other tiers, which reordering would move next to their ends.
+    """
+    import torch._inductor.config as inductor_config
+
+    settings = {"allow_buffer_reuse": False}
+    if transfers:
+        settings["reorder_for_peak_memory"] = False
+    return inductor_config.patch(settings)

@@ -1,0 +1,80 @@
+"""How Inductor lowers memgraph's own operators."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def lower_transfers() -> None:
+    """Teach Inductor about the operators that copy values to other tiers and back.
+
+    - The copy out and its end get one and the same buffer. By itself Inductor computes a value that it has fused
+      everywhere else into a buffer of its own for each of the two; the first would be given up before the copy ends.
+    - What comes back is aligned. Inductor takes every output of an operator with a CPU input for unaligned, which costs
+      Triton its wide loads, and what stands for a copy lies on the CPU.
+    """
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+    operators = torch.ops.memgraph
+    if operators.offload_start.default in lowerings:
+        return
+    stock = {
+        name: fallback_handler(getattr(operators, name).default)
+        for name in ("offload_start", "offload_finish", "reload_finish")
+    }
+
+    def offload_start(x: Any, *rest: Any) -> Any:
+        x.realize()
+        value = V.graph.current_node.args[0].meta["val"]
+        strides = [size.node.expr if isinstance(size, torch.SymInt) else size for size in value.stride()]
+        # The backward asks for the value with these strides, whatever layout Inductor would have liked better.
+        return stock["offload_start"](ir.ExternKernel.require_exact_strides(x, strides), *rest)
+
+    def offload_finish(ticket: Any, x: Any, tier: str) -> Any:
+        started = ticket.data.data
+        if isinstance(started, ir.MultiOutput):
+            # 2.11, 2.13: a second buffer takes the operator's only output; unnecessary from 2.15 (pytorch#184279).
+            started = started.inputs[0]
+        source = started.inputs[0]
+        box = source if isinstance(source, ir.BaseView) else ir.StorageBox(source)
+        return stock["offload_finish"](ticket, ir.TensorBox(box), tier)
+
+    def reload_finish(*args: Any) -> Any:
+        y = stock["reload_finish"](*args)
+        V.graph.unaligned_buffers.discard(y.get_name())
+        return y
+
+    for lower in (offload_start, offload_finish, reload_finish):
+        register_lowering(getattr(operators, lower.__name__).default, type_promotion_kind=None)(lower)
+
+
+def lower_shards() -> None:
+    """Teach Inductor to put shards together in place: each of a chain of operators writes into its first argument."""
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings, register_lowering
+
+    operators = torch.ops.memgraph
+    if operators.shard_put.default in lowerings:
+        return
+
+    def into(written: Any, *rest: Any, operator: Any) -> Any:
+        written.realize()
+        ir.FallbackKernel.create(operator, written, *rest)
+        return written
+
+    for functional, writing in (
+        (operators.shard_put, operators.shard_put_),
+        (operators.shard_add, operators.shard_add_),
+    ):
+        lower = functools.partial(into, operator=writing.default)
+        register_lowering(functional.default, type_promotion_kind=None)(lower)
+
+
+def write_to_memory(node: Any) -> None:
+    """Have Inductor write a node's value to memory, whatever reads it, with the strides that it has in the graph."""
+    node.meta["inductor_realize_to_strides"] = True

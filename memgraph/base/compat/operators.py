@@ -1,0 +1,57 @@
+"""What torch knows of an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def inductor_pure_random(target: Any) -> bool:
+    """Whether a target is Inductor's counter-based generator: a pure function of a seed that was drawn before."""
+    from torch._inductor import inductor_prims
+
+    return target in (inductor_prims.lookup_seed, inductor_prims.random, inductor_prims.randint)
+
+
+def has_side_effect(target: Any) -> bool:
+    """Whether FX was told to keep calls of `target` that nothing reads."""
+    from torch.fx.node import _side_effectful_functions
+
+    return target in _side_effectful_functions
+
+
+def triton_kernel(index: int) -> str:
+    """The name of the function of a Triton kernel that is called in a graph, by its index there."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return _kernel_name(kernel_side_table.get_kernel(index))
+
+
+def _kernel_name(kernel: Any) -> str:
+    while hasattr(kernel, "fn"):  # an autotuned kernel holds a compiled one, which holds the function
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def operator_names() -> set[str]:
+    """All operators that are registered in this process, `namespace::name`, Triton kernels of graphs among them."""
+    import torch
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+    from torch._ops import _higher_order_ops
+
+    named = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    kernels = {f"triton::{_kernel_name(kernel)}" for kernel in kernel_side_table.id_to_kernel.values()}
+    return named | kernels | {f"higher_order::{name}" for name in _higher_order_ops}
+
+
+def invoke_subgraph() -> Any:
+    """The operator that calls a body: a graph that Inductor compiles once for all calls of it."""
+    from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as stock
+
+    return stock
+
+
+def falls_back(target: Any) -> bool:
+    """Whether Inductor leaves an operator to its own kernel, on the CPU: it has no lowering, or one that calls it."""
+    from torch._inductor import lowering
+
+    return target in lowering.fallbacks or target not in lowering.lowerings

@@ -1,0 +1,74 @@
+"""Inductor's scheduler nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def scheduler_pass_base() -> type:
+    """The abstract class of a pass over Inductor's scheduler nodes that may stay in its cache keys.
+
+    2.11 accepts a pass over FX graphs alone; unnecessary from 2.13 (pytorch#179050).
+    """
+    from torch._inductor import custom_graph_pass
+
+    return getattr(custom_graph_pass, "CustomSchedulerPass", custom_graph_pass.CustomGraphPass)
+
+
+def lowers_backward() -> bool:
+    """Whether the graph that Inductor is lowering is a backward."""
+    from torch._inductor.virtualized import V
+
+    return bool(V.graph.is_backward)
+
+
+def run_after(node: Any, previous: Any) -> None:
+    """Make a scheduler node wait for another; no buffer lives longer for it.
+
+    The dependency is put among those that decide over order and fusion, not among the node's reads: these decide when a
+    buffer is freed.
+    """
+    from torch._inductor.dependencies import WeakDep
+
+    if node.ancestors.intersection(previous.get_operation_names()):
+        return  # it does so already
+    name = next(iter(previous.get_buffer_names()))
+    # Not a buffer that the node writes: the scheduler would ask whether it may be fused with what it waits for.
+    node.unmet_dependencies.add(WeakDep(name, mutating_buf=name))
+
+
+def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
+    """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks
+    entries of that buffer and stands before it in the order."""
+    from torch._inductor.dependencies import MemoryDep
+
+    pairs = []
+    place = {node: n for n, node in enumerate(nodes)}
+    for node in nodes:
+        writes = [write for write in node.read_writes.writes if isinstance(write, MemoryDep)]
+        if node.is_reduction() or node.is_extern() or len(writes) != 1:
+            continue
+        for read in node.read_writes.reads:
+            made = node.scheduler.name_to_buf.get(read.name)
+            if made is None or not isinstance(read, MemoryDep) or read.index != writes[0].index:
+                continue
+            for user in made.users:
+                reader = user.node
+                if reader is node or not hasattr(reader, "read_writes"):
+                    continue
+                reads = [r for r in reader.read_writes.reads if isinstance(r, MemoryDep) and r.name == read.name]
+                picks = any(r.is_indirect() for r in reads)
+                if picks and place.get(reader, len(nodes)) < place[node]:
+                    pairs.append((node, reader))
+    return pairs
+
+
+def is_written(node: Any) -> bool:
+    """Whether a scheduler node computes, without fusion, the value of a node that `write_to_memory` marked."""
+    origin = getattr(node.node, "get_origin_node", lambda: None)() if node.node is not None else None
+    return origin is not None and bool(origin.meta.get("inductor_realize_to_strides"))
+
+
+def recompute_ancestors(node: Any) -> None:
+    """Let Inductor's scheduler take note of new dependencies before it fuses."""
+    node.scheduler.compute_ancestors()
