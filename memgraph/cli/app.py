@@ -190,17 +190,17 @@ def calibrate(
     """Measure what a device can do, for a few seconds, and keep it for the planner."""
     import torch
 
-    from memgraph.machine import disk, hardware
+    from memgraph.machine import calibration, disk, disk_calibration, hardware
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         with Console(stderr=True).status(f"measuring {device}"):
-            figures = hardware.calibrate(device)
+            figures = calibration.calibrate_device(device)
     except (ValueError, RuntimeError, AssertionError) as problem:  # what torch raises for a missing device
         raise fail(f"{device} cannot be measured: {problem}", 2) from problem
     if scratch:
         with refusals(), Console(stderr=True).status(f"measuring {scratch}"):
-            rates = disk.calibrate(scratch, device)
+            rates = disk_calibration.calibrate_disk(scratch, device)
     known = hardware.built_in(figures.name if figures.device == "cuda" else "cpu")
     table = Table("", "measured", f"built in: {known.name}", title=figures.name)
     for (name, measured), (_, built_in) in zip(_rows(figures), _rows(known), strict=True):

@@ -8,23 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from memgraph.base.errors import OffloadError
 from memgraph.base.folder import cache_folder, keep
-from memgraph.runtime.gpudirect import Opener
-from memgraph.runtime.nvme import NvmeTier, room
-from memgraph.runtime.streams import exact
-from memgraph.runtime.value import Settings, Value
 
-_EACH = 32 << 20
-_VALUES = 8
-_SECONDS = 1.0  # to measure a direction for, about
 # GPUDirect has to win by this much: torch (2.11 to 2.13) holds the interpreter's lock while it moves a block, which the
 # thread that launches kernels feels and a bandwidth does not show.
 _MARGIN = 0.1
@@ -32,21 +19,28 @@ _MARGIN = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """The figures of the disk under a scratch folder.
-
-    Attributes:
-        write, read: bytes/s, of values on a GPU through page-locked memory. direct: whether the page cache is passed
-        by. measured: False for built-in figures. gpudirect_write, gpudirect_read: bytes/s by GPUDirect, 0 where they
-        were not measured; refusal: why.
-    """
+    """The figures of the disk under a scratch folder."""
 
     write: float
+    """Bytes/s out, of values on a GPU through page-locked memory."""
+
     read: float
+    """Bytes/s back."""
+
     direct: bool = True
+    """Whether the page cache is passed by."""
+
     measured: bool = True
+    """False for built-in figures."""
+
     gpudirect_write: float = 0.0
+    """Bytes/s out by GPUDirect; 0 where it was not measured."""
+
     gpudirect_read: float = 0.0
+    """Bytes/s back by GPUDirect; 0 where it was not measured."""
+
     refusal: str = "it was not measured here; `memgraph calibrate --scratch FOLDER` does"
+    """Why GPUDirect was not measured."""
 
     @property
     def knows_gpudirect(self) -> bool:
@@ -109,70 +103,6 @@ def load(folder: str | Path) -> Disk:
 def save(folder: str | Path, disk: Disk) -> Path:
     """Keep `disk` for the disk under `folder`, and return the file. Raises OSError where it cannot."""
     return keep(_file(folder), disk.to_json())
-
-
-def calibrate(folder: str | Path, device: torch.device | str = "cpu", gds: Opener | None = None) -> Disk:
-    """Measure writing and reading in `folder` from and to `device`, in a few seconds; needs 256 MiB there.
-
-    Values of a GPU go both ways, staged and by GPUDirect where that can be had. `gds`: what opens files for it.
-    Raises OffloadError where the folder cannot be used. Other work on the disk meanwhile lowers the figures.
-    """
-    device = exact(device)
-    tier = NvmeTier(str(folder), device, gds=gds)
-    size = _VALUES * room(_EACH, device)
-    reserved = tier.reserve(size, owner="a measurement of the disk")
-    try:
-        write, read = _rates(tier, Settings())
-        staged = Disk(write, read, direct=bool(tier.direct))
-        if gds is None and device.type == "cpu":
-            return staged
-        if not tier.register():
-            return dataclasses.replace(staged, refusal=tier.refusal)
-        try:
-            write, read = _rates(tier, Settings(gpudirect=True))
-        except OffloadError as error:
-            return dataclasses.replace(staged, refusal=error.reason)
-        return dataclasses.replace(staged, gpudirect_write=write, gpudirect_read=read, refusal="")
-    finally:
-        tier.release(reserved)
-
-
-def _rates(tier: NvmeTier, settings: Settings) -> tuple[float, float]:
-    """Bytes/s of writing and reading values that are told `settings`."""
-    source = torch.randint(0, 256, (_EACH,), dtype=torch.uint8, device=tier.device)
-    held: list[Value] = []
-
-    def write() -> None:
-        held.clear()
-        transfers = [tier.offload(f"calibrate {i}", source, settings) for i in range(_VALUES)]
-        for transfer in transfers:
-            transfer.start()
-        for transfer in transfers:
-            transfer.finish()
-            transfer.value.written.wait()
-            transfer.value.check()
-            held.append(transfer.value)
-
-    def read() -> None:
-        transfers = [tier.reload(value, tier.empty(value, value.layout)) for value in held]
-        for transfer in transfers:
-            transfer.start()
-        for transfer in transfers:
-            transfer.finish()
-
-    write()  # blocks that were never written are slower
-    return _rate(write, tier.device), _rate(read, tier.device)
-
-
-def _rate(move: Callable[[], None], device: torch.device) -> float:
-    seconds: list[float] = []
-    while sum(seconds) < _SECONDS and len(seconds) < 5:
-        start = time.perf_counter()
-        move()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return _VALUES * _EACH / statistics.median(seconds)
 
 
 def _file(folder: str | Path) -> Path:

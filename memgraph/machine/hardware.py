@@ -1,6 +1,6 @@
 """What a device can do: rates, bandwidths and capacity, measured here or built in by name.
 
-Planning reads these figures and never measures: `calibrate` does that when a user asks for it
+Planning reads these figures and never measures: calibration.py does that when a user asks for it
 (`memgraph calibrate`), `save` keeps its result, and `load` finds it again.
 """
 
@@ -8,52 +8,55 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 import os
 import re
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from memgraph.base.errors import OptionsError
 from memgraph.base.folder import cache_folder, keep
 
-if TYPE_CHECKING:
-    from memgraph.runtime.value import Value
-
 Device = torch.device | str
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """The figures of one device.
-
-    Attributes:
-        name: the device's own name. device: its kind, "cuda" or "cpu". flops: FLOP/s of a large matrix
-        product, by dtype name ("float32", "bfloat16", ...). memory_bandwidth: bytes/s of a large copy, read
-        and written bytes both counted. transcendental_rate: elements/s of exp over a large float32 tensor
-        (tanh and erf are taken to be alike). kernel_overhead: seconds that a kernel costs however little it
-        does. capacity: bytes of memory. link_out, link_in: bytes/s from the device to the runtime's host pool and
-        back (on the CPU: of a copy in memory). measured: by `calibrate`, on the device itself.
-    """
+    """The figures of one device."""
 
     name: str
+    """The device's own name."""
+
     device: str
+    """Its kind, "cuda" or "cpu"."""
+
     flops: tuple[tuple[str, float], ...]
+    """FLOP/s of a large matrix product, by dtype name ("float32", "bfloat16", ...)."""
+
     memory_bandwidth: float
+    """Bytes/s of a large copy; bytes read and bytes written both count."""
+
     transcendental_rate: float
+    """Elements/s of exp over a large float32 tensor; tanh and erf are taken to be alike."""
+
     kernel_overhead: float
+    """Seconds that a kernel costs however little it does."""
+
     capacity: int
-    link_out: float = 10e9  # what figures that were kept before links were measured are taken to mean
+    """Bytes of memory."""
+
+    link_out: float = 10e9
+    """Bytes/s from the device to the runtime's host pool; on the CPU, of a copy in memory. The default stands for
+    figures that were kept before links were measured."""
+
     link_in: float = 10e9
+    """Bytes/s from the host pool back."""
+
     measured: bool = False
+    """Whether `calibrate` measured them on the device itself."""
 
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
@@ -98,7 +101,7 @@ def _built_in(
     gib: int,
     link_gb_per_s: float,
 ) -> Hardware:
-    flops = tuple((dtype, rate * 1e12) for dtype, rate in zip(_DTYPES, tflops, strict=True))
+    flops = tuple((dtype, rate * 1e12) for dtype, rate in zip(DTYPES, tflops, strict=True))
     link = link_gb_per_s * 1e9
     return Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3, link, link)
 
@@ -168,7 +171,7 @@ def load(device: Device) -> Hardware:
     Measures nothing, and needs no device: without one, "cuda" gives the generic CUDA device. Where the device
     is here, the built-in figures bear its name and capacity. Raises ValueError for a kind without figures.
     """
-    device = _known_kind(device)
+    device = known_kind(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         return _GENERIC["cuda"]
     name = device_name(device)
@@ -176,42 +179,12 @@ def load(device: Device) -> Hardware:
         return Hardware.from_json(_file(name).read_text())
     except (OSError, ValueError):  # none kept, or not readable: the cache is never a reason to fail
         figures = built_in(name if device.type == "cuda" else "cpu")
-        return dataclasses.replace(figures, name=name, capacity=_capacity(device))
+        return dataclasses.replace(figures, name=name, capacity=capacity_of(device))
 
 
 def save(hardware: Hardware) -> Path:
     """Keep `hardware` in the cache folder for `load`, and return its file. Raises OSError where it cannot."""
     return keep(_file(hardware.name), hardware.to_json())
-
-
-def calibrate(device: Device) -> Hardware:
-    """Measure the figures of `device`, in a few seconds. Other work on it meanwhile lowers them.
-
-    Raises ValueError for a device that is neither CUDA nor the CPU, and what torch raises where it is
-    missing.
-    """
-    device = _known_kind(device)
-    cuda = device.type == "cuda"
-
-    # Larger than any cache on the way to memory.
-    source = torch.zeros((1 << 30 if cuda else 1 << 28) // 4, device=device)
-    target = torch.empty_like(source)
-    copy = _seconds(lambda: target.copy_(source), device)
-    exp = _seconds(lambda: torch.exp(source, out=target), device)
-    tiny = torch.zeros(1, device=device)
-    link_out, link_in = _link(source, target, device)
-    return Hardware(
-        name=device_name(device),
-        device=device.type,
-        flops=tuple((name, _matmul_rate(getattr(torch, name), device)) for name in _DTYPES),
-        memory_bandwidth=2 * source.nbytes / copy,
-        transcendental_rate=source.numel() / exp,
-        kernel_overhead=_seconds(lambda: tiny.add_(1), device),
-        capacity=_capacity(device),
-        link_out=link_out,
-        link_in=link_in,
-        measured=True,
-    )
 
 
 def device_name(device: Device) -> str:
@@ -230,60 +203,7 @@ def device_name(device: Device) -> str:
     return f"{model} ({torch.get_num_threads()} threads)"
 
 
-def _seconds(fn: Callable[[], object], device: torch.device, sample: float = 0.02, samples: int = 5) -> float:
-    """The median time of one call of `fn`, over samples of enough calls to last `sample` seconds each."""
-
-    def timed(calls: int) -> float:
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - start) / calls
-
-    timed(1)  # what only the first call costs
-    calls = max(1, round(sample / timed(3)))
-    return statistics.median(timed(calls) for _ in range(samples))
-
-
-def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> tuple[float, float]:
-    """Bytes/s to the host and back, by the runtime's own copies."""
-    from memgraph.runtime.host import HostPool
-    from memgraph.runtime.streams import exact
-    from memgraph.runtime.value import Settings
-
-    pool = HostPool(exact(device))
-    pool.reserve(source.nbytes)
-    held: list[Value] = []
-
-    def out() -> None:
-        held.clear()
-        transfer = pool.offload("calibrate", source, Settings())
-        transfer.finish()
-        held.append(transfer.value)
-
-    try:
-        seconds_out = _seconds(out, device)
-        seconds_in = _seconds(lambda: pool.reload(held[0], target).finish(), device)
-    finally:
-        held.clear()
-        pool.release(source.nbytes)
-    return source.nbytes / seconds_out, source.nbytes / seconds_in
-
-
-def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of square products, grown until one outweighs its launch or is as large as they get."""
-    largest = 8192 if device.type == "cuda" else 1024
-    size = 128
-    while True:
-        left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
-        seconds = _seconds(functools.partial(torch.mm, left, right, out=out), device)
-        if size == largest or seconds > 0.02:
-            return 2 * size**3 / seconds
-        size *= 2
-
-
-def _capacity(device: torch.device) -> int:
+def capacity_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -298,7 +218,7 @@ def _file(name: str) -> Path:
     return cache_folder() / f"hardware-{slug}.json"
 
 
-def _known_kind(device: Device) -> torch.device:
+def known_kind(device: Device) -> torch.device:
     device = torch.device(device)
     if device.type not in _GENERIC:
         raise ValueError(f"there are no figures for {device}; allowed: {', '.join(_GENERIC)}")

@@ -4,6 +4,7 @@ Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{sta
 """
 
 from memgraph.runtime import tile_ops, transfer_ops
+from memgraph.runtime.layout import Layout, span
 from memgraph.runtime.process import (
     Reservation,
     Statistics,
@@ -18,7 +19,7 @@ from memgraph.runtime.process import (
     taken,
 )
 from memgraph.runtime.sanitizer import sanitized
-from memgraph.runtime.value import Layout, Settings, span
+from memgraph.runtime.settings import Settings
 
 __all__ = [
     "Layout",

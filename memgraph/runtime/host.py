@@ -13,9 +13,12 @@ import torch
 from memgraph.base.errors import OffloadError
 from memgraph.base.sizes import format_size
 from memgraph.runtime import sanitizer, streams
+from memgraph.runtime.layout import Layout
+from memgraph.runtime.pending_copy import PendingCopy
 from memgraph.runtime.reservations import Reservations, listed
+from memgraph.runtime.settings import Settings
 from memgraph.runtime.slots import Slot, Slots, pages
-from memgraph.runtime.value import Layout, Settings, Transfer, Value
+from memgraph.runtime.value import OffloadedValue
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the process
 
@@ -119,20 +122,20 @@ class HostPool:
             self.reservations.settle()
             return self.reservations.holders()
 
-    def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> Transfer:
+    def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> PendingCopy:
         layout = Layout.of(tensor)
         try:
             slot = self._take(layout.nbytes, settings.cap)
         except OffloadError as error:
             raise OffloadError(error.reason, value=name, tier="host") from error
-        value = Value(name, "host", "", layout, slot, verify=settings.verify, blocks=0)
+        value = OffloadedValue(name, "host", "", layout, slot, verify=settings.verify, blocks=0)
         return _Out(value, tensor, self)
 
-    def empty(self, value: Value, layout: Layout) -> torch.Tensor:
+    def empty(self, value: OffloadedValue, layout: Layout) -> torch.Tensor:
         """Where a value comes back to."""
         return layout.empty()
 
-    def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
+    def reload(self, value: OffloadedValue, tensor: torch.Tensor) -> PendingCopy:
         if self._process != os.getpid():  # which may have given the bytes to another value by now
             raise value.error("it was offloaded by another process, which has forked this one: values stay there")
         return _Back(value, tensor, self)
@@ -192,10 +195,10 @@ class HostPool:
             ctypes.memset(start, sanitizer.POISON, size)
 
 
-class _Copy(Transfer):
+class _Copy(PendingCopy):
     event: Any = None
 
-    def __init__(self, value: Value, tensor: torch.Tensor, pool: HostPool):
+    def __init__(self, value: OffloadedValue, tensor: torch.Tensor, pool: HostPool):
         super().__init__(value, tensor)
         self.pool = pool
         self.stored = pool.bytes(value.slot, value.layout.nbytes)

@@ -18,9 +18,12 @@ import torch
 
 from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
+from memgraph.runtime.layout import Layout
+from memgraph.runtime.pending_copy import PendingCopy
 from memgraph.runtime.scratch_file import Scratch
+from memgraph.runtime.settings import Settings
 from memgraph.runtime.slots import PAGE, pages
-from memgraph.runtime.value import Latch, Layout, Settings, Transfer, Value
+from memgraph.runtime.value import Latch, OffloadedValue
 
 _MADV_HUGEPAGE = 14
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +53,7 @@ def destination(size: int, device: torch.device) -> int:
 class NvmeTier(Scratch):
     """The scratch file as a place for the values of one device."""
 
-    def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> Transfer:
+    def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> PendingCopy:
         layout = Layout.of(tensor)
         try:
             slot = self.take(room(layout.nbytes, tensor.device), settings.limit, settings.margin)
@@ -63,10 +66,10 @@ class NvmeTier(Scratch):
         size = shift + layout.nbytes
         blocks = -(-size // self.block)
         more = {"verify": settings.verify, "blocks": blocks, "shift": shift, "gpudirect": gpudirect}
-        value = Value(name, "nvme", self.folder, layout, slot, **more)
+        value = OffloadedValue(name, "nvme", self.folder, layout, slot, **more)
         return (_DirectOut if gpudirect else _InPlaceOut if in_place else _Out)(value, tensor, self)
 
-    def empty(self, value: Value, layout: Layout) -> torch.Tensor:
+    def empty(self, value: OffloadedValue, layout: Layout) -> torch.Tensor:
         """Where a value comes back to: on the CPU as far into a page as it was when it left."""
         if layout.device.type != "cpu" or not layout.nbytes:
             return layout.empty()
@@ -77,15 +80,15 @@ class NvmeTier(Scratch):
         storage = memory.untyped_storage()[start : start + layout.nbytes]
         return torch.empty(0, dtype=layout.dtype).set_(storage, 0, layout.size, layout.stride)
 
-    def reload(self, value: Value, tensor: torch.Tensor) -> Transfer:
+    def reload(self, value: OffloadedValue, tensor: torch.Tensor) -> PendingCopy:
         in_place = tensor.device.type == "cpu"
         return (_DirectBack if value.gpudirect else _InPlaceBack if in_place else _Back)(value, tensor, self)
 
 
-class _Blocks(Transfer):
+class _Blocks(PendingCopy):
     """A value cut into blocks. `handed` opens when the device's memory has been read, or written, in all of them."""
 
-    def __init__(self, value: Value, tensor: torch.Tensor, scratch: Scratch):
+    def __init__(self, value: OffloadedValue, tensor: torch.Tensor, scratch: Scratch):
         super().__init__(value, tensor)
         self.scratch = scratch
         self.size = value.shift + value.layout.nbytes

@@ -15,10 +15,10 @@ from memgraph.runtime.gpudirect import Opener
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.nvme import NvmeTier
 from memgraph.runtime.reservations import Tidier, listed
+from memgraph.runtime.settings import Settings
 from memgraph.runtime.slots import pages
 from memgraph.runtime.space import Calls
 from memgraph.runtime.streams import exact
-from memgraph.runtime.value import Settings
 
 Tier = HostPool | NvmeTier
 _pools: dict[torch.device, HostPool] = {}

@@ -10,16 +10,19 @@ import torch
 
 from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer
+from memgraph.runtime.layout import Layout, bytes_of
+from memgraph.runtime.pending_copy import PendingCopy
 from memgraph.runtime.process import Tier, host_pool, scratch_file
-from memgraph.runtime.value import Layout, Settings, Transfer, Value, bytes_of
+from memgraph.runtime.settings import Settings
+from memgraph.runtime.value import OffloadedValue
 
 
 class Record:
     """A held value: where its bytes lie, and a load of them that began early."""
 
-    def __init__(self, value: Value, tier: Tier, settings: Settings):
+    def __init__(self, value: OffloadedValue, tier: Tier, settings: Settings):
         self.value, self.tier, self.settings = value, tier, settings
-        self.run: Run | None = None
+        self.launch: Launch | None = None
         self.asked = False  # a reload of it has begun
         self.early: Reload | None = None
         self._coming = False  # somebody is about to begin an early load, or has
@@ -50,15 +53,15 @@ class Offload:
     def __init__(self, name: str, tensor: torch.Tensor, tier_name: str, settings: Settings):
         self.tier = tier_of(tier_name, tensor.device, settings)
         self.settings = settings
-        self.transfer: Transfer = self.tier.offload(name, tensor, settings)
-        weakref.finalize(self, self.transfer.cancel).atexit = False
+        self.copy: PendingCopy = self.tier.offload(name, tensor, settings)
+        weakref.finalize(self, self.copy.cancel).atexit = False
         if not sanitizer.active():
-            self.transfer.start()
+            self.copy.start()
 
     def finish(self) -> Record:
-        self.transfer.finish()
-        record = Record(self.transfer.value, self.tier, self.settings)
-        history(self.transfer.device).add(record)
+        self.copy.finish()
+        record = Record(self.copy.value, self.tier, self.settings)
+        history(self.copy.device).add(record)
         return record
 
 
@@ -71,13 +74,13 @@ class Reload:
         late = sanitizer.active()
         if late:
             bytes_of(self.tensor).fill_(sanitizer.POISON)
-        self.transfer: Transfer = record.tier.reload(record.value, self.tensor)
-        weakref.finalize(self, self.transfer.cancel).atexit = False
+        self.copy: PendingCopy = record.tier.reload(record.value, self.tensor)
+        weakref.finalize(self, self.copy.cancel).atexit = False
         if not late:
-            self.transfer.start()
+            self.copy.start()
 
     def finish(self) -> torch.Tensor:
-        self.transfer.finish()
+        self.copy.finish()
         return self.tensor
 
 
@@ -103,7 +106,7 @@ def reload(record: Record, layout: Layout) -> Reload:
     return begun
 
 
-class Run:
+class Launch:
     """The values that one run of a forward graph offloaded, in that order."""
 
     def __init__(self, graph: str):
@@ -125,37 +128,37 @@ class History:
     """
 
     def __init__(self):
-        self._runs: list[Run] = []
+        self._launches: list[Launch] = []
         self._lock = threading.Lock()
 
     def add(self, record: Record) -> None:
         name, graph = record.value.name, record.settings.graph
         with self._lock:
-            last = self._runs[-1] if self._runs else None
+            last = self._launches[-1] if self._launches else None
             if last is None or last.graph != graph or name in last.names:
-                self._runs = [run for run in self._runs if run.waiting()]
-                last = Run(graph)
-                self._runs.append(last)
+                self._launches = [launch for launch in self._launches if launch.waiting()]
+                last = Launch(graph)
+                self._launches.append(last)
             last.names.add(name)
             last.records.append(weakref.ref(record))
-            record.run = last
+            record.launch = last
 
     def look_ahead(self, record: Record) -> None:
         """Begin to load values of the run before that of `record`, within the window of bytes of `record`."""
         room = record.settings.window
         if not room:
             return
-        for other in self._before(record.run):
+        for other in self._before(record.launch):
             if other.value.layout.nbytes > room or other.value.lost:
                 return
             other.load_early()
             room -= other.value.layout.nbytes
 
-    def _before(self, run: Run | None) -> list[Record]:
+    def _before(self, launch: Launch | None) -> list[Record]:
         with self._lock:
-            if run not in self._runs:
+            if launch not in self._launches:
                 return []
-            earlier = self._runs[: self._runs.index(run)]
+            earlier = self._launches[: self._launches.index(launch)]
             return next((waiting for other in reversed(earlier) if (waiting := other.waiting())), [])
 
 

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 import torch
 
+from memgraph.runtime.layout import Layout
 from memgraph.runtime.records import Offload, Record, Reload, reload
+from memgraph.runtime.settings import Settings
 from memgraph.runtime.tickets import content, ticket
-from memgraph.runtime.value import Layout, Settings
 
 _library = torch.library.Library("memgraph", "FRAGMENT")
 _TAGS = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe", "needs_exact_strides") if hasattr(torch.Tag, name)]

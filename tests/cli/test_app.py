@@ -194,11 +194,13 @@ def test_doctor_finds_this_machine_usable(monkeypatch):
 def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
     import dataclasses
 
-    from memgraph.machine import hardware
+    from memgraph.machine import calibration, hardware
 
     figures = dataclasses.replace(hardware.built_in("cpu"), name=hardware.device_name("cpu"), memory_bandwidth=7e9)
     figures = dataclasses.replace(figures, measured=True)
-    monkeypatch.setattr(hardware, "calibrate", lambda device: figures)  # it takes seconds, and is tested apart
+    monkeypatch.setattr(
+        calibration, "calibrate_device", lambda device: figures
+    )  # it takes seconds, and is tested apart
     result = run("calibrate", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert "7.0 GB/s" in result.output
@@ -209,12 +211,12 @@ def test_calibrate_keeps_what_it_measured(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_calibrate_and_doctor_say_which_way_a_scratch_folder_goes(tmp_path, monkeypatch, faster):
-    from memgraph.machine import disk, hardware
+    from memgraph.machine import calibration, disk, disk_calibration, hardware
 
     rate = 4e9 if faster else 1e9
     both = disk.Disk(write=2e9, read=3e9, gpudirect_write=rate, gpudirect_read=rate)
-    monkeypatch.setattr(hardware, "calibrate", lambda device: hardware.built_in("H100"))
-    monkeypatch.setattr(disk, "calibrate", lambda folder, device: both)
+    monkeypatch.setattr(calibration, "calibrate_device", lambda device: hardware.built_in("H100"))
+    monkeypatch.setattr(disk_calibration, "calibrate_disk", lambda folder, device: both)
     result = run("calibrate", "--device", "cuda", "--scratch", tmp_path)
     assert result.exit_code == 0, result.output
     assert f"{rate / 1e9:.2f} GB/s" in result.output and "(GPUDirect)" in result.output

@@ -7,7 +7,9 @@ import torch
 
 from memgraph.base.errors import OffloadError, OptionsError
 from memgraph.base.folder import cache_folder
-from memgraph.machine import disk, hardware
+from memgraph.machine import disk, disk_calibration, hardware
+from memgraph.machine.calibration import _link, calibrate_device
+from memgraph.machine.disk_calibration import calibrate_disk
 from memgraph.machine.hardware import Hardware
 from tests.support.offloading import GdsFiles
 
@@ -136,7 +138,7 @@ def test_unwritable_cache_is_no_reason_to_fail(monkeypatch, tmp_path):
 
 
 def test_other_kinds_are_refused():
-    for ask in (hardware.load, hardware.calibrate):
+    for ask in (hardware.load, calibrate_device):
         with pytest.raises(ValueError, match="meta"):
             ask("meta")
 
@@ -153,7 +155,7 @@ def test_cache_folder(folder, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_calibrate_gives_figures_that_can_be():
-    measured = hardware.calibrate("cpu")
+    measured = calibrate_device("cpu")
     assert Hardware.from_json(measured.to_json()) == measured
     assert 1e8 < measured.rate(torch.float32) < 1e14 and measured.measured
     assert 1e8 < measured.memory_bandwidth < 1e13
@@ -170,7 +172,7 @@ def test_figures_kept_before_links_were_measured_are_still_read():
 
 def test_links_are_measured_by_the_runtimes_own_copies():
     source, target = torch.rand(1 << 18), torch.zeros(1 << 18)
-    rates = hardware._link(source, target, torch.device("cpu"))
+    rates = _link(source, target, torch.device("cpu"))
     assert all(1e7 < rate < 1e13 for rate in rates)
     assert torch.equal(source, target)
 
@@ -191,11 +193,11 @@ def test_disk_figures_round_trip_and_are_kept_by_disk(tmp_path, folder):
 
 @pytest.mark.slow
 def test_disk_is_measured_through_the_runtime_and_leaves_nothing(tmp_path):
-    measured = disk.calibrate(tmp_path)
+    measured = calibrate_disk(tmp_path)
     assert measured.measured and 1e6 < measured.write < 1e12 and 1e6 < measured.read < 1e12
     assert not list(tmp_path.iterdir())
     with pytest.raises(OffloadError, match="No such file"):
-        disk.calibrate(tmp_path / "missing")
+        calibrate_disk(tmp_path / "missing")
 
 
 def test_gpudirect_has_to_win_clearly(tmp_path):
@@ -219,12 +221,12 @@ def test_figures_kept_before_gpudirect_was_measured_are_still_read(tmp_path):
 
 @pytest.fixture
 def small_values(monkeypatch):
-    monkeypatch.setattr(disk, "_EACH", 1 << 20)
-    monkeypatch.setattr(disk, "_SECONDS", 0.01)
+    monkeypatch.setattr(disk_calibration, "_EACH", 1 << 20)
+    monkeypatch.setattr(disk_calibration, "_SECONDS", 0.01)
 
 
 def test_both_ways_are_measured(tmp_path, small_values):
-    measured = disk.calibrate(tmp_path, gds=(files := GdsFiles()))
+    measured = calibrate_disk(tmp_path, gds=(files := GdsFiles()))
     assert measured.knows_gpudirect and measured.write > 0 and files.of("save") and files.of("load")
     assert disk.Disk.from_json(measured.to_json()) == measured
     assert files.opened == files.closed == 1
@@ -238,17 +240,17 @@ def test_a_machine_without_gpudirect_is_measured_the_other_way(tmp_path, small_v
                 raise RuntimeError("no driver")
             super().asked(kind, storage, offset)
 
-    measured = disk.calibrate(tmp_path, gds=Late() if failing == "late" else GdsFiles(**{failing: "no driver"}))
+    measured = calibrate_disk(tmp_path, gds=Late() if failing == "late" else GdsFiles(**{failing: "no driver"}))
     assert measured.write > 0 and not measured.knows_gpudirect
     assert measured.against_gpudirect == measured.refusal != "" and "no driver" in measured.refusal
 
 
 def test_the_cpu_says_nothing_of_gpudirect(tmp_path, small_values):
-    assert "not measured" in disk.calibrate(tmp_path).refusal
+    assert "not measured" in calibrate_disk(tmp_path).refusal
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_disk_is_measured_both_ways_or_says_why(tmp_path):
-    measured = disk.calibrate(tmp_path, "cuda")
+    measured = calibrate_disk(tmp_path, "cuda")
     assert measured.write > 0 and bool(measured.knows_gpudirect) is (not measured.refusal)

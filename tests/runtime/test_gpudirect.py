@@ -12,7 +12,7 @@ from memgraph import runtime
 from memgraph.base.errors import OffloadError
 from memgraph.runtime import nvme
 from memgraph.runtime.scratch_file import Calls
-from memgraph.runtime.value import Settings
+from memgraph.runtime.settings import Settings
 from tests.support.offloading import Cube, Gds, GdsFiles, bring, drained, hold, ops, options
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -1,0 +1,95 @@
+"""Measure the figures of a device: its products, its memory, its kernels' overhead, its link to the host."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from memgraph.machine.hardware import DTYPES, Device, Hardware, capacity_of, device_name, known_kind
+from memgraph.runtime.host import HostPool
+from memgraph.runtime.settings import Settings
+from memgraph.runtime.streams import exact
+from memgraph.runtime.value import OffloadedValue
+
+
+def calibrate_device(device: Device) -> Hardware:
+    """Measure the figures of `device`, in a few seconds. Other work on it meanwhile lowers them.
+
+    Raises ValueError for a device that is neither CUDA nor the CPU, and what torch raises where it is
+    missing.
+    """
+    device = known_kind(device)
+    cuda = device.type == "cuda"
+
+    # Larger than any cache on the way to memory.
+    source = torch.zeros((1 << 30 if cuda else 1 << 28) // 4, device=device)
+    target = torch.empty_like(source)
+    copy = _seconds(lambda: target.copy_(source), device)
+    exp = _seconds(lambda: torch.exp(source, out=target), device)
+    tiny = torch.zeros(1, device=device)
+    link_out, link_in = _link(source, target, device)
+    return Hardware(
+        name=device_name(device),
+        device=device.type,
+        flops=tuple((name, _matmul_rate(getattr(torch, name), device)) for name in DTYPES),
+        memory_bandwidth=2 * source.nbytes / copy,
+        transcendental_rate=source.numel() / exp,
+        kernel_overhead=_seconds(lambda: tiny.add_(1), device),
+        capacity=capacity_of(device),
+        link_out=link_out,
+        link_in=link_in,
+        measured=True,
+    )
+
+
+def _seconds(fn: Callable[[], object], device: torch.device, sample: float = 0.02, samples: int = 5) -> float:
+    """The median time of one call of `fn`, over samples of enough calls to last `sample` seconds each."""
+
+    def timed(calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / calls
+
+    timed(1)  # what only the first call costs
+    calls = max(1, round(sample / timed(3)))
+    return statistics.median(timed(calls) for _ in range(samples))
+
+
+def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> tuple[float, float]:
+    """Bytes/s to the host and back, by the runtime's own copies."""
+    pool = HostPool(exact(device))
+    pool.reserve(source.nbytes)
+    held: list[OffloadedValue] = []
+
+    def out() -> None:
+        held.clear()
+        copy = pool.offload("calibrate", source, Settings())
+        copy.finish()
+        held.append(copy.value)
+
+    try:
+        seconds_out = _seconds(out, device)
+        seconds_in = _seconds(lambda: pool.reload(held[0], target).finish(), device)
+    finally:
+        held.clear()
+        pool.release(source.nbytes)
+    return source.nbytes / seconds_out, source.nbytes / seconds_in
+
+
+def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of square products, grown until one outweighs its launch or is as large as they get."""
+    largest = 8192 if device.type == "cuda" else 1024
+    size = 128
+    while True:
+        left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
+        seconds = _seconds(functools.partial(torch.mm, left, right, out=out), device)
+        if size == largest or seconds > 0.02:
+            return 2 * size**3 / seconds
+        size *= 2
