@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from memgraph.base.sizes import format_size
 
@@ -42,7 +43,7 @@ class OffloadError(MemgraphError, RuntimeError):
         places = [f"value {value!r}"] * bool(value) + [f"tier {tier!r}"] * bool(tier) + [f"in {path}"] * bool(path)
         super().__init__(f"{', '.join(places)}: {reason}" if places else reason)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(OffloadError._rebuild, type(self)), self.args, self.__dict__
 
     @staticmethod
@@ -163,7 +164,7 @@ class BudgetError(MemgraphError, RuntimeError):
             start = f"{format_size(self.baseline)} are allocated when the step starts (the baseline)"
             yield f"Of these {start}{held}, {format_size(step)} are what the step needs."
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
         names = ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full", "estimated")
         return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__

@@ -12,13 +12,14 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
 from memgraph.base.errors import OptionsError
 from memgraph.base.folder import cache_folder, keep
 
-Device = torch.device | str
+Device: TypeAlias = torch.device | str
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from memgraph.base import compat
 
-Device = torch.device | str | int | None
+Device: TypeAlias = torch.device | str | int | None
 
 
 def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
@@ -34,10 +34,10 @@ def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
     then with the size of that time. Free it before the call to have it exact. Do not call this inside a
     torch.profiler session: a process has one, and this would end it.
     """
-    device = _resolve(device)
+    resolved = _resolve(device)
     gc.collect()
-    before = allocated_bytes(device)
-    return before + _peak_above(fn, device)
+    before = allocated_bytes(resolved)
+    return before + _peak_above(fn, resolved)
 
 
 def peak_above_start(fn: Callable[[], object], device: Device = None) -> int:
@@ -45,9 +45,9 @@ def peak_above_start(fn: Callable[[], object], device: Device = None) -> int:
 
     As `measure_peak` in all else; never negative.
     """
-    device = _resolve(device)
+    resolved = _resolve(device)
     gc.collect()
-    return _peak_above(fn, device)
+    return _peak_above(fn, resolved)
 
 
 def allocated_bytes(device: Device = None) -> int:
@@ -57,19 +57,19 @@ def allocated_bytes(device: Device = None) -> int:
     reach, each once, and of their gradients; what only autograd's C++ side holds is not seen. Fake and meta
     tensors have no bytes. Raises ValueError for any other kind of device.
     """
-    device = _resolve(device)
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
+    resolved = _resolve(device)
+    if resolved.type == "cuda":
+        return torch.cuda.memory_allocated(resolved)
     return sum({data: size for tensor in _live_tensors() for data, size in _cpu_storage(tensor)}.values())
 
 
 def _resolve(device: Device) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"memory of {device} cannot be measured; allowed: cuda, cpu")
-    return device
+    resolved = torch.device(device)
+    if resolved.type not in ("cuda", "cpu"):
+        raise ValueError(f"memory of {resolved} cannot be measured; allowed: cuda, cpu")
+    return resolved
 
 
 def _peak_above(fn: Callable[[], object], device: torch.device) -> int:

@@ -37,7 +37,8 @@ def gds_file(path: str, flags: int) -> File:
     """Open and register a file with cuFile. Raises RuntimeError where this torch or this machine has none."""
     from torch.cuda.gds import GdsFile
 
-    return GdsFile(path, flags)
+    file: File = GdsFile(path, flags)
+    return file
 
 
 def opener(device: torch.device) -> Opener | None:

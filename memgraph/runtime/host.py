@@ -45,8 +45,10 @@ class Segment:
         self.size, self._memory = size, memory
         try:
             self._mmap = memory.map(size)
-        except OSError as error:
-            raise OffloadError(f"{what}: {format_size(size)} ({size} bytes) refused: {error}", tier="host") from error
+        except OSError as refused:
+            raise OffloadError(
+                f"{what}: {format_size(size)} ({size} bytes) refused: {refused}", tier="host"
+            ) from refused
         self.tensor = torch.frombuffer(self._mmap, dtype=torch.uint8)
         self.view = memoryview(self._mmap)
         self.address = self.tensor.data_ptr()
@@ -155,6 +157,7 @@ class HostPool:
                     self.reservations.settle()
                     self._trim(below=pages(size))
                     slot = self._grow(pages(size), cap, take=size)
+                    assert slot is not None  # `take` asks for one
         return slot
 
     def _grow(self, size: int, cap: int | None, take: int = 0) -> Slot | None:
@@ -210,26 +213,26 @@ class _Copy(PendingCopy):
 class _Out(_Copy):
     def launch(self) -> None:
         earlier = self.pool.slots.pending()
-        self.event = self.value.slot.event = self.lanes.out.copy(self.stored, self.on_device, self.ready, *earlier)
+        self.event = self.value.slot.event = self.lanes.out.copy(self.stored, self.memory, self.ready, *earlier)
 
     def wait(self) -> None:
         super().wait()
         if self.value.verify:
             if self.event is not None:
                 self.event.synchronize()  # the checksum is the host's work
-            self.value.note(0, memoryview(self.stored.numpy()))
+            self.value.note(0, self.stored.numpy().data)
 
     def abandon(self) -> None:
-        self.lanes.out.protect(self.on_device)
+        self.lanes.out.protect(self.memory)
 
 
 class _Back(_Copy):
     def launch(self) -> None:
         if self.value.verify:
-            self.value.compare(0, memoryview(self.stored.numpy()))
+            self.value.compare(0, self.stored.numpy().data)
             self.value.check()
         out = self.value.slot.event  # the copy that brought the bytes here
-        self.event = self.value.slot.event = self.lanes.back.copy(self.on_device, self.stored, self.ready, out)
+        self.event = self.value.slot.event = self.lanes.back.copy(self.memory, self.stored, self.ready, out)
 
     def abandon(self) -> None:
-        self.lanes.back.protect(self.on_device)
+        self.lanes.back.protect(self.memory)

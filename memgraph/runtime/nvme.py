@@ -20,7 +20,7 @@ from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
 from memgraph.runtime.layout import Layout
 from memgraph.runtime.pending_copy import PendingCopy
-from memgraph.runtime.scratch_file import Scratch
+from memgraph.runtime.scratch_file import ScratchFile
 from memgraph.runtime.settings import Settings
 from memgraph.runtime.slots import PAGE, pages
 from memgraph.runtime.value import Latch, OffloadedValue
@@ -50,7 +50,7 @@ def destination(size: int, device: torch.device) -> int:
     return room(size, device) + PAGE if device.type == "cpu" and size else size
 
 
-class NvmeTier(Scratch):
+class NvmeTier(ScratchFile):
     """The scratch file as a place for the values of one device."""
 
     def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> PendingCopy:
@@ -65,8 +65,17 @@ class NvmeTier(Scratch):
         shift = tensor.data_ptr() % PAGE if layout.nbytes and in_place else 0
         size = shift + layout.nbytes
         blocks = -(-size // self.block)
-        more = {"verify": settings.verify, "blocks": blocks, "shift": shift, "gpudirect": gpudirect}
-        value = OffloadedValue(name, "nvme", self.folder, layout, slot, **more)
+        value = OffloadedValue(
+            name,
+            "nvme",
+            self.folder,
+            layout,
+            slot,
+            verify=settings.verify,
+            blocks=blocks,
+            shift=shift,
+            gpudirect=gpudirect,
+        )
         return (_DirectOut if gpudirect else _InPlaceOut if in_place else _Out)(value, tensor, self)
 
     def empty(self, value: OffloadedValue, layout: Layout) -> torch.Tensor:
@@ -88,16 +97,21 @@ class NvmeTier(Scratch):
 class _Blocks(PendingCopy):
     """A value cut into blocks. `handed` opens when the device's memory has been read, or written, in all of them."""
 
-    def __init__(self, value: OffloadedValue, tensor: torch.Tensor, scratch: Scratch):
+    def __init__(self, value: OffloadedValue, tensor: torch.Tensor, file: ScratchFile):
         super().__init__(value, tensor)
-        self.scratch = scratch
+        self.file = file
         self.size = value.shift + value.layout.nbytes
-        self.blocks = -(-self.size // scratch.block)
+        self.blocks = -(-self.size // file.block)
         self.handed = Latch(self.blocks)
         self.events: list[Any] = []
 
+    @property
+    def lane(self) -> streams.Lane:
+        """The copy stream of this direction."""
+        raise NotImplementedError
+
     def launch(self) -> None:
-        self.scratch.run(self._guarded, self.blocks)
+        self.file.run(self._guarded, self.blocks)
 
     def wait(self) -> None:
         self.handed.wait()
@@ -106,14 +120,14 @@ class _Blocks(PendingCopy):
 
     def abandon(self) -> None:
         if self.events:
-            self.lane.protect(self.on_device)
+            self.lane.protect(self.memory)
 
     def _guarded(self, block: int) -> None:
         try:
             self.before()
             if not self.cancelled and not self.value.lost:
-                start = block * self.scratch.block
-                self.move(block, start, min(start + self.scratch.block, self.size))
+                start = block * self.file.block
+                self.move(block, start, min(start + self.file.block, self.size))
         except OSError as error:
             self.value.fail(error.strerror or str(error), error)
         except BaseException as error:  # the thread must not die of it, nor anyone take the value for good
@@ -134,13 +148,13 @@ class _Blocks(PendingCopy):
         event = self.lane.copy(target, source, self.ready)
         self.events.append(event)
         if self.cancelled:  # after the append: `abandon` sees the event, or this sees the flag
-            self.lane.protect(self.on_device)
+            self.lane.protect(self.memory)
         return event
 
     def pages_of(self, start: int, end: int) -> memoryview:
         """The pages of memory that a block of the value lies in; at its ends, neighbours' bytes are among them."""
         memory = ctypes.c_char * pages(end - start)
-        return memoryview(memory.from_address(self.on_device.data_ptr() - self.value.shift + start)).cast("B")
+        return memoryview(memory.from_address(self.memory.data_ptr() - self.value.shift + start)).cast("B")
 
     def own(self, data: memoryview, start: int, end: int) -> memoryview:
         """The part of a block's pages that is the value's."""
@@ -172,31 +186,31 @@ class _InPlaceOut(_OutBlocks):
     def move(self, block: int, start: int, end: int) -> None:
         data = self.pages_of(start, end)
         self.value.note(block, self.own(data, start, end))
-        self.scratch.store(data, self.value.slot.start + start)
+        self.file.store(data, self.value.slot.start + start)
 
 
 class _InPlaceBack(_BackBlocks):
     def move(self, block: int, start: int, end: int) -> None:
         data = self.pages_of(start, end)
-        self.scratch.load(data, self.value.slot.start + start)
+        self.file.load(data, self.value.slot.start + start)
         self.value.compare(block, self.own(data, start, end))
 
 
 class _Out(_OutBlocks):
     def move(self, block: int, start: int, end: int) -> None:
-        with self.scratch.staging() as buffer:
-            streams.join(self.copy(buffer.tensor[: end - start], self.on_device[start:end]))  # on a thread of ours
+        with self.file.staging() as buffer:
+            streams.join(self.copy(buffer.tensor[: end - start], self.memory[start:end]))  # on a thread of ours
             self.handed.down(block)
             self.value.note(block, buffer.view[: end - start])
-            self.scratch.store(buffer.view[: pages(end - start)], self.value.slot.start + start)
+            self.file.store(buffer.view[: pages(end - start)], self.value.slot.start + start)
 
 
 class _Back(_BackBlocks):
     def move(self, block: int, start: int, end: int) -> None:
-        with self.scratch.staging() as buffer:
-            self.scratch.load(buffer.view[: pages(end - start)], self.value.slot.start + start)
+        with self.file.staging() as buffer:
+            self.file.load(buffer.view[: pages(end - start)], self.value.slot.start + start)
             self.value.compare(block, buffer.view[: end - start])
-            buffer.event = self.copy(self.on_device[start:end], buffer.tensor[: end - start])
+            buffer.event = self.copy(self.memory[start:end], buffer.tensor[: end - start])
 
 
 def _whole(start: int, end: int) -> int:
@@ -210,7 +224,7 @@ class _DirectOut(_Out):
         middle = _whole(start, end)
         if middle > start:
             streams.join(self.ready)
-            self.scratch.store_direct(self.on_device[start:middle], self.value.slot.start + start)
+            self.file.store_direct(self.memory[start:middle], self.value.slot.start + start)
         if end > middle:
             super().move(block, middle, end)
 
@@ -220,6 +234,6 @@ class _DirectBack(_Back):
         middle = _whole(start, end)
         if middle > start:
             streams.join(self.ready)  # until then, kernels that were given the memory before may use it
-            self.scratch.load_direct(self.on_device[start:middle], self.value.slot.start + start)
+            self.file.load_direct(self.memory[start:middle], self.value.slot.start + start)
         if end > middle:
             super().move(block, middle, end)

@@ -25,6 +25,12 @@ class PendingCopy:
         self.cancelled = False
         self._launched = False
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """The value's bytes on the device: uint8, one dimension. Nobody asks for them after `finish`."""
+        assert self.on_device is not None
+        return self.on_device
+
     def start(self) -> None:
         """Launch, once."""
         if not self._launched:

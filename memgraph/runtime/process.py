@@ -146,7 +146,8 @@ def statistics(device: torch.device | str | None = None) -> Statistics:
     with _lock:
         pools = [pool for where, pool in _pools.items() if key in (None, where)]
         files = [file for (_, where), file in _files.items() if key in (None, where)]
-    for tier in [*pools, *files]:
+    tiers: list[Tier] = [*pools, *files]
+    for tier in tiers:
         tier.settle()
     opened = [file.direct for file in files if file.direct is not None]
     return Statistics(
@@ -183,7 +184,7 @@ def gpudirect_refusal(folder: str, device: torch.device | str) -> str:
 def release() -> None:
     """Return to the system what no reservation and no value needs."""
     with _lock:
-        tiers = [*_pools.values(), *_files.values()]
+        tiers: list[Tier] = [*_pools.values(), *_files.values()]
     for tier in tiers:
         tier.trim()
 

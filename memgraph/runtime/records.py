@@ -34,7 +34,7 @@ class Record:
             if self.asked or self._coming:
                 return
             self._coming = True
-        begun = Reload(self, self.value.layout)
+        begun: Reload | None = Reload(self, self.value.layout)
         with self._lock:
             if not self.asked:  # else who asked meanwhile has a load of its own, and this one is given up
                 self.early, begun = begun, None
@@ -127,7 +127,7 @@ class History:
     window of bytes, because no plan reaches across graphs.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._launches: list[Launch] = []
         self._lock = threading.Lock()
 

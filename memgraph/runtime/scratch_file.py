@@ -1,4 +1,4 @@
-"""A nameless scratch file with direct I/O, the threads that read and write it, and the ring of their buffers."""
+"""A nameless scratch file with direct I/O, and the threads that read and write it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import contextlib
 import ctypes
 import errno
 import os
-import queue
 import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 
 from memgraph.base.errors import OffloadError
-from memgraph.runtime import gpudirect, sanitizer, space
+from memgraph.runtime import gpudirect, space
 from memgraph.runtime.gpudirect import GpuDirect, Opener
-from memgraph.runtime.host import Memory, Segment
+from memgraph.runtime.host import Memory
 from memgraph.runtime.reservations import Reservations, listed
 from memgraph.runtime.slots import PAGE, Slot, Slots, pages
 from memgraph.runtime.space import Calls
+from memgraph.runtime.staging import Buffer, Ring
 
 # Of raw direct I/O alone, 1 to 4 threads and 1 to 16 MiB, on two cores and a virtual disk: among the fastest.
 THREADS = 3
@@ -31,21 +30,15 @@ _RETRIES = 8  # of a call that moved less than a page
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 
 
-class Staging:
-    """One buffer of the ring. `event`: the copy that still reads from it."""
-
-    def __init__(self, segment: Segment):
-        self.tensor, self.view, self.address = segment.tensor, segment.view, segment.address
-        self.release = segment.release
-        self.event: Any = None
-
-
-class Scratch:
+class ScratchFile:
     """The scratch file of one device in one folder. It is there from the first reservation or value to `release`.
 
     Attributes:
-        file: its descriptor, -1 while there is none. direct: whether the page cache is passed by; None without a file.
-        note: why it is not. gpudirect: the file, registered for GPUDirect. refusal: why it could not be.
+        file: its descriptor, -1 while there is none.
+        direct: whether the page cache is passed by; None without a file.
+        note: why it is not, "" where it is.
+        gpudirect: the file, registered for GPUDirect; None where it is not.
+        refusal: why it could not be, "" where nobody asked.
         written, read: bytes moved so far.
     """
 
@@ -67,14 +60,13 @@ class Scratch:
         self.refusal = ""
         self._gds = gds or gpudirect.opener(device)
         self.written = self.read = 0
-        self._memory = memory or Memory()
         self.file = -1
         self.reservations = Reservations()
         self._lock = threading.Lock()
         self._counts = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
         self._process = 0
-        self._ring: queue.SimpleQueue[Staging] = queue.SimpleQueue()
+        self._ring = Ring(block, device, memory or Memory())
         self.slots = Slots()
 
     # -- space
@@ -121,7 +113,9 @@ class Scratch:
             return self._take(size, limit, margin)
 
     def _take(self, size: int, limit: int | None = None, margin: float | None = None) -> Slot:
-        return self.slots.take(size) or self._grow(pages(size), limit, margin, take=size)
+        slot = self.slots.take(size) or self._grow(pages(size), limit, margin, take=size)
+        assert slot is not None  # `take` asks for one
+        return slot
 
     def _grow(self, size: int, limit: int | None, margin: float | None, take: int = 0) -> Slot | None:
         """Make the file `size` bytes longer; a slot of `take` of them, where that is asked for."""
@@ -132,9 +126,10 @@ class Scratch:
                 f"the file holds {total} bytes and needs {size} more; its limit is {limit}"
                 + f" (reserved: {held})" * bool(held)
             )
-        end = {"offset": total, "size": size, "margin": margin, "write": self._write_zeros}
         try:
-            space.reserve(self.calls, self.file, self.folder, **end)
+            space.reserve(
+                self.calls, self.file, self.folder, offset=total, size=size, margin=margin, write=self._write_zeros
+            )
         except OSError as error:
             raise self._error(f"{size} bytes cannot be reserved: {error.strerror or error}") from error
         return self.slots.add(total, size, apart=False, take=take)
@@ -165,8 +160,7 @@ class Scratch:
             return
         self.refusal = ""
         try:
-            for _ in range(self.threads * 2 - self._ring.qsize()):
-                self._ring.put(Staging(Segment(self.block, self.device, self._memory, "staging buffer")))
+            self._ring.fill(self.threads * 2)
             try:
                 self.file = self._nameless(getattr(os, "O_DIRECT", 0))
                 self._probe()
@@ -241,13 +235,10 @@ class Scratch:
         self.slots.settle()
         if self.file < 0 or self.reservations.total or self.slots.live:
             return
+        assert self._workers is not None  # the file is open
         self._workers.shutdown()  # nothing is under way: a transfer holds its slot
         self._shut()
-        while not self._ring.empty():
-            buffer = self._ring.get()
-            if buffer.event is not None:
-                buffer.event.synchronize()
-            buffer.release()
+        self._ring.empty()
         peak, self.slots = self.slots.peak, Slots()
         self.slots.peak = peak
 
@@ -257,22 +248,13 @@ class Scratch:
         """Do `job(block)` for each block, on the threads of this file, in this order. `job` must not raise."""
         if self._process != os.getpid():
             raise self._error("the file was opened by another process, which has forked this one: values stay there")
+        assert self._workers is not None  # a slot is taken, so the file is open
         for block in range(blocks):
             self._workers.submit(job, block)
 
-    @contextlib.contextmanager
-    def staging(self) -> Iterator[Staging]:
-        """A buffer of the ring, when one is free."""
-        buffer = self._ring.get()
-        try:
-            if buffer.event is not None:
-                buffer.event.synchronize()  # on a thread of ours: the one that computes goes on
-                buffer.event = None
-            yield buffer
-        finally:
-            if sanitizer.active() and buffer.event is None:
-                ctypes.memset(buffer.address, sanitizer.POISON, self.block)
-            self._ring.put(buffer)
+    def staging(self) -> contextlib.AbstractContextManager[Buffer]:
+        """A buffer of the ring, as soon as one is free."""
+        return self._ring.buffer()
 
     def _all(self, call: Callable[[int, memoryview, int], int], data: memoryview, offset: int) -> None:
         """Move all of `data`, whole pages, however little a call moves. Raises OSError."""
@@ -305,12 +287,14 @@ class Scratch:
 
     def store_direct(self, data: torch.Tensor, offset: int) -> None:
         """Write whole pages of the device's memory by GPUDirect. Raises OSError."""
+        assert self.gpudirect is not None  # `register` said so
         self.gpudirect.store(data, offset)
         with self._counts:
             self.written += data.nbytes
 
     def load_direct(self, data: torch.Tensor, offset: int) -> None:
         """Read whole pages to the device's memory by GPUDirect. Raises OSError."""
+        assert self.gpudirect is not None  # `register` said so
         self.gpudirect.load(data, offset)
         with self._counts:
             self.read += data.nbytes

@@ -31,7 +31,7 @@ class Slot:
     def __init__(self, start: int, size: int, give_back: Callable[[int, int, Any], None]):
         self.start, self.size, self.event, self._give_back = start, size, None, give_back
 
-    def __del__(self):
+    def __del__(self) -> None:
         self._give_back(self.start, self.size, self.event)
 
 

@@ -23,7 +23,7 @@ from memgraph.base.sizes import format_size
 try:
     import fcntl
 except ImportError:  # a system without it has no turns
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 # What stays free unless the options say otherwise: this share of the file system, but at most so many bytes.
 SHARE = 0.05

@@ -19,7 +19,7 @@ _ids = itertools.count(1)
 _owned: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
 
 
-class _Handle(ctypes.c_int64 * 1):
+class _Handle(ctypes.c_int64 * 1):  # type: ignore[misc]  # an array type, made by a product
     """The memory of a ticket. `content` is what it owns."""
 
     content: Any

@@ -202,7 +202,7 @@ def test_two_at_once_keep_the_margin(tmp_path):
             return now
 
     calls = Slow(GIB)
-    files = [runtime.scratch.Scratch(str(tmp_path), torch.device("cpu"), calls) for _ in range(2)]
+    files = [runtime.scratch_file.ScratchFile(str(tmp_path), torch.device("cpu"), calls) for _ in range(2)]
     failures = []
 
     def reserve(file):

@@ -32,7 +32,7 @@ def through_dynamo(error: Exception) -> Exception:
         # A class made here cannot be found again by its name: what is pickled is the error as it was raised.
         "__reduce__": lambda self: error.__reduce__(),
     }
-    through = type(kind.__name__, (kind, ShortenTraceback), body)
+    through: Any = type(kind.__name__, (kind, ShortenTraceback), body)
     copy = through.__new__(through)
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
