@@ -5,6 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import memgraph.cli
 from memgraph import OptionsError, Report
 from memgraph.base import compat
 from memgraph.cli import app as cli
@@ -245,3 +246,10 @@ def test_scripts_of_the_repository(command, file, tmp_path, monkeypatch):
 
 def test_fail_is_an_exit():
     assert isinstance(cli.fail("why", 3), typer.Exit)
+
+
+def test_without_typer_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "typer", None)  # an import of it fails
+    monkeypatch.delitem(sys.modules, "memgraph.cli.app")
+    with pytest.raises(SystemExit, match=r"torch-memgraph\[cli\]"):
+        memgraph.cli.main()
