@@ -19,8 +19,8 @@ import torch
 from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer, streams
 from memgraph.runtime.layout import Layout
+from memgraph.runtime.nvme_file import ScratchFile
 from memgraph.runtime.pending_copy import PendingCopy
-from memgraph.runtime.scratch_file import ScratchFile
 from memgraph.runtime.settings import Settings
 from memgraph.runtime.slots import PAGE, pages
 from memgraph.runtime.value import Latch, OffloadedValue

@@ -73,7 +73,7 @@ def test_a_lock_that_another_thread_held_does_not_hang_the_child(tmp_path):
         given = options(folder)
         room = runtime.prepare("cpu", given, host_bytes=1 << 20, nvme_bytes=1 << 20)
         pool, file = runtime.host_pool("cpu"), runtime.scratch_file(folder, "cpu")
-        locks = [tiers._lock, tiers._tidier._lock, streams._lock, pool._lock, pool.slots._lock, file._lock]
+        locks = [process._lock, process._tidier._lock, streams._lock, pool._lock, pool.slots._lock, file._lock]
         locks.append(file._workers._shutdown_lock)
         taken = threading.Event()
 

@@ -11,7 +11,7 @@ import torch
 from memgraph import runtime
 from memgraph.base.errors import OffloadError
 from memgraph.runtime import nvme
-from memgraph.runtime.scratch_file import Calls
+from memgraph.runtime.nvme_file import Calls
 from memgraph.runtime.settings import Settings
 from tests.support.offloading import Cube, Gds, GdsFiles, bring, drained, hold, ops, options
 

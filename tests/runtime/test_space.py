@@ -15,6 +15,7 @@ from memgraph import runtime
 from memgraph.backend.options import parse_options
 from memgraph.base.errors import OffloadError, OptionsError
 from memgraph.runtime import space
+from memgraph.runtime.nvme_file import ScratchFile
 from memgraph.runtime.space import Calls, Space
 from tests.support.offloading import bring, drained, hold, options
 
@@ -202,7 +203,7 @@ def test_two_at_once_keep_the_margin(tmp_path):
             return now
 
     calls = Slow(GIB)
-    files = [runtime.scratch_file.ScratchFile(str(tmp_path), torch.device("cpu"), calls) for _ in range(2)]
+    files = [ScratchFile(str(tmp_path), torch.device("cpu"), calls) for _ in range(2)]
     failures = []
 
     def reserve(file):
