@@ -1,7 +1,8 @@
-"""Where memgraph keeps what it may lose: plans and measurements."""
+"""The cache folder: plans and measurements, all of which may be lost."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -21,14 +22,19 @@ def cache_folder() -> Path:
     return folder
 
 
-def keep(file: Path, text: str) -> Path:
-    """Write `text` aside and rename it to `file`: a reader sees the old or the new, never half. Raises OSError."""
-    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+def write_atomically(file: Path, text: str) -> Path:
+    """Write `text` to a temporary file and rename it to `file`, for its owner alone (mode 0600). Raises OSError.
+
+    A reader sees the old text or the new, never a part. The temporary file lies in the same folder, since renaming is
+    atomic only within one file system.
+    """
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        os.replace(aside, file)
+        os.replace(temporary, file)
     except BaseException:
-        os.unlink(aside)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
     return file

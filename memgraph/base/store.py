@@ -1,6 +1,6 @@
-"""Plans kept on disk, so that a process whose graphs come from warm caches still knows what was planned.
+"""Plans kept on disk: a process whose graphs come from warm caches still knows what was planned.
 
-All of it may be lost at any time: no failure of the disk is ever one of the compilation.
+Any record may be lost at any time. No failure of the disk fails a compilation.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import json
 import logging
 import os
 import re
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from memgraph.base.folder import cache_folder
+from memgraph.base.folder import cache_folder, write_atomically
 
 KEPT = 512  # records
 KEPT_BYTES = 256 * 1024**2  # a large graph's record, with its timelines, is some MiB
-_ABANDONED = 3600  # seconds after which an unfinished file is nobody's
+_ABANDONED = 3600  # seconds after which an unfinished file belongs to no living process
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 _logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Store:
         return cache_folder() / "plans" if self._folder is None else self._folder
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The record, or None where there is none that can be read; what is corrupt is removed."""
+        """The record, or None where there is no readable one. A corrupt record is removed."""
         name = _file_name(key)
         try:
             file = self.folder / name
@@ -59,39 +58,27 @@ class Store:
                 raise ValueError("not a JSON object")
         except (ValueError, RecursionError) as error:
             _logger.warning("removed %s, which is corrupt: %s", file, error)
-            # If another process has just written a good one, that is lost with it, and is planned again.
+            # A good record that another process has just written is lost with it, and its graph is planned again.
             with contextlib.suppress(OSError):
                 file.unlink()
             return None
         with contextlib.suppress(OSError):
-            os.utime(file)  # what is used stays: pruning takes the oldest
+            os.utime(file)  # pruning removes the records that were not used for longest
         return record
 
     def put(self, key: str, record: dict[str, Any]) -> None:
-        """Keep `record` under `key`; where the disk refuses, that is only logged.
+        """Keep `record` under `key`. A failure of the disk is only logged.
 
-        Raises TypeError for what is not JSON.
+        Raises TypeError for a record that is not JSON.
         """
         name, text = _file_name(key), json.dumps(record, separators=(",", ":"))
         try:
             folder = self.folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(folder, name, text)
+            write_atomically(folder / name, text)
             self._prune(folder, name)
         except OSError as error:
             _logger.warning("the plan is not kept: %s", error)
-
-    def _write(self, folder: Path, name: str, text: str) -> None:
-        # In the same folder: os.replace is atomic only within one file system. mkstemp: for the owner alone.
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, folder / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
 
     def _prune(self, folder: Path, newest: str) -> None:
         """Remove the records least recently used, beyond the bounds, but never `newest`."""

@@ -32,13 +32,13 @@ WIDE = 1000  # columns that no table needs
 
 
 def show(table: Any) -> None:
-    """Print a table: fitted to a terminal, and as wide as it is anywhere else."""
+    """Print a table: fitted to a terminal, and at its full width anywhere else."""
     (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """What memgraph refuses is a message and an exit code, not a traceback."""
+    """Show a refusal of memgraph as a message and an exit code, without a traceback."""
     try:
         yield
     except MemgraphError as error:
@@ -47,7 +47,7 @@ def refusals() -> Iterator[None]:
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:
-    """Say why, and return what is to be raised."""
+    """Print the message, and return the exception that ends the command."""
     Console(stderr=True, highlight=False).print(message, markup=False, soft_wrap=True)
     return typer.Exit(code)
 
@@ -139,7 +139,7 @@ def plan(
 
 
 def parse_budget(text: str) -> str | float | None:
-    """A budget as the backend takes it: None, a share (float), or text that it parses itself."""
+    """A budget as the backend takes it: None, a share (float), or text, which the backend parses."""
     if text.lower() == "none":
         return None
     with contextlib.suppress(ValueError):
@@ -148,14 +148,14 @@ def parse_budget(text: str) -> str | float | None:
 
 
 def parse_value(text: str) -> Any:
-    """JSON, or the text itself where it is none."""
+    """Parse JSON; any other text stays as it is."""
     with contextlib.suppress(ValueError):
         return json_module.loads(text)
     return text
 
 
 def parse_offload(text: str) -> Any:
-    """What follows --offload: JSON as the option takes it, "host", or a folder."""
+    """The value of --offload: JSON as the option takes it, "host", or a folder."""
     value = parse_value(text)
     if not isinstance(value, str):
         return value
@@ -247,7 +247,7 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
 def doctor(
     scratch: Annotated[Path | None, typer.Option(help="look at this folder for offload, too")] = None,
 ) -> None:
-    """Say what is here, and whether memgraph can work with it (exit code 0) or not (1)."""
+    """List what is installed, and whether memgraph can work with it (exit code 0) or not (1)."""
     from memgraph.cli.doctor import checks
 
     table = Table("", "", "", title="memgraph doctor", show_header=False)

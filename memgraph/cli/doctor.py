@@ -1,4 +1,4 @@
-"""What `memgraph doctor` looks at."""
+"""The checks of `memgraph doctor`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ OLDEST, NEWEST = (2, 11), (2, 15)  # torch that memgraph is tested with
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One row.  ok: as it should be.  needed: memgraph cannot work where it is not."""
+    """One row of the table."""
 
     name: str
+    """What is checked."""
+
     text: str
+    """What was found."""
+
     ok: bool = True
+    """Whether it is as it should be."""
+
     needed: bool = False
+    """Whether memgraph cannot work unless it is ok."""
 
 
 def checks(scratch: str | os.PathLike[str] | None = None) -> Iterator[Check]:
-    """All checks, with those of a scratch folder where one is given; none of them compiles or measures."""
+    """All checks, and those of a scratch folder where one is given. No check compiles or measures."""
     yield Check("python", platform.python_version(), sys.version_info >= (3, 10), needed=True)
     yield from _packages()
     yield _entry_point()
@@ -79,7 +86,7 @@ def _devices() -> Iterator[Check]:
 
 
 def _scratch(folder: str) -> Check:
-    """Which way values take to a scratch folder and back, from the GPU where there is one."""
+    """How values get to a scratch folder and back, from the GPU where there is one."""
     import torch
 
     from memgraph.backend.destinations import way

@@ -1,4 +1,4 @@
-"""The step that a user names at a terminal: found in a script or a module, and errors in it told in its own words."""
+"""The step that a user names at a terminal: it is found in a script or a module, and its errors are shown as its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ The step is not run: make the model and args under `torch.device("meta")`, and t
 
 
 def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step that TARGET's function returns. Raises OptionsError where it is not as TARGET_HELP says."""
+    """The step that TARGET's function returns. Raises OptionsError where TARGET is not what TARGET_HELP asks for."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise OptionsError(f"{target!r} names no function.\n{TARGET_HELP}")
@@ -74,11 +74,11 @@ class ScriptError(MemgraphError):
 
 @contextlib.contextmanager
 def own_words(target: str) -> Iterator[None]:
-    """An error of the user's script becomes a ScriptError that shows the script's own line, and no stack of calls."""
+    """Turn an error of the user's script into a ScriptError that shows the line in the script, without a traceback."""
     torchs = logging.getLogger("torch._subclasses.fake_tensor")
     level = torchs.level
     if "TORCH_LOGS" not in os.environ:
-        torchs.setLevel(logging.CRITICAL)  # it logs a stack of its own for what is raised anyway
+        torchs.setLevel(logging.CRITICAL)  # it logs a second stack for an error that is raised anyway
     try:
         yield
     except MemgraphError:
@@ -92,7 +92,7 @@ def own_words(target: str) -> Iterator[None]:
             raise  # a bug, and its traceback says where
         message = str(root).partition("\n\n")[0].strip()
         text = f"{target} failed: {type(root).__name__}" + (f": {message}" if message else "")
-        # Where Dynamo traced the line it was not run, so it is in no traceback.
+        # Dynamo traces lines without running them, so they are in no traceback.
         traced = getattr(error, "real_stack", None) or ()
         seen = [*traceback.extract_tb(error.__traceback__), *frames, *traced]
         raise ScriptError("\n".join([text, *_own_frame(seen, target)])) from error
@@ -109,7 +109,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _own_frame(frames: Sequence[traceback.FrameSummary], target: str) -> Iterator[str]:
-    """Where in the script the error came from: the innermost of its lines, else of what it imports."""
+    """The innermost line of the script that led to the error."""
     place = target.rpartition(":")[0]
     module = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
     file = getattr(module, "__file__", None) or place

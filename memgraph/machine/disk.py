@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from memgraph.base.folder import cache_folder, keep
+from memgraph.base.folder import cache_folder, write_atomically
 
 # GPUDirect has to win by this much: torch (2.11 to 2.13) holds the interpreter's lock while it moves a block, which the
 # thread that launches kernels feels and a bandwidth does not show.
@@ -102,7 +102,7 @@ def load(folder: str | Path) -> Disk:
 
 def save(folder: str | Path, disk: Disk) -> Path:
     """Keep `disk` for the disk under `folder`, and return the file. Raises OSError where it cannot."""
-    return keep(_file(folder), disk.to_json())
+    return write_atomically(_file(folder), disk.to_json())
 
 
 def _file(folder: str | Path) -> Path:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from memgraph.base.errors import OptionsError
-from memgraph.base.folder import cache_folder, keep
+from memgraph.base.folder import cache_folder, write_atomically
 
 Device: TypeAlias = torch.device | str
 
@@ -185,7 +185,7 @@ def load(device: Device) -> Hardware:
 
 def save(hardware: Hardware) -> Path:
     """Keep `hardware` in the cache folder for `load`, and return its file. Raises OSError where it cannot."""
-    return keep(_file(hardware.name), hardware.to_json())
+    return write_atomically(_file(hardware.name), hardware.to_json())
 
 
 def device_name(device: Device) -> str:

@@ -1,9 +1,9 @@
 """GPUDirect Storage: whole pages between a device's memory and the scratch file, past the memory of the host.
 
-`torch.cuda.gds` does it, by NVIDIA's cuFile. Its calls in torch 2.11 to 2.13 (docs/decisions/0009)
+`torch.cuda.gds` does it through NVIDIA's cuFile. In torch 2.11 to 2.13 its calls (docs/decisions/0009)
 
-    follow no stream        who calls has waited for the bytes, or for the last that used the memory
-    return when all moved   the memory is referred to until then, and nothing waits afterwards
+    follow no stream        the caller first waits for the bytes, or for the last kernel that used the memory
+    return when all moved   the caller keeps a reference to the memory until then, and nobody waits afterwards
     hold the interpreter's lock meanwhile, raise RuntimeError, and do not compare the count of bytes
 """
 
@@ -23,7 +23,7 @@ ON_CPU = "values on the CPU are written and read where they lie"
 
 
 class File(Protocol):
-    """What is used of a `torch.cuda.gds.GdsFile`; both move all bytes of the storage."""
+    """The methods of `torch.cuda.gds.GdsFile` that memgraph calls; both move all bytes of the storage."""
 
     def save_storage(self, storage: torch.UntypedStorage, offset: int) -> None: ...
 
@@ -42,22 +42,22 @@ def gds_file(path: str, flags: int) -> File:
 
 
 def opener(device: torch.device) -> Opener | None:
-    """How files are opened for values of `device`; None where their bytes are in the host's memory anyway."""
+    """The function that opens files for values of `device`; None for the CPU, whose values are in host memory."""
     return gds_file if device.type == "cuda" else None
 
 
 class GpuDirect:
-    """A scratch file as cuFile knows it, for the memory of one device."""
+    """A scratch file that is registered with cuFile, for the memory of one device."""
 
     def __init__(self, file: File, device: torch.device):
         self._file, self._lanes = file, streams.lanes(device)
 
     def store(self, data: torch.Tensor, offset: int) -> None:
-        """Write whole pages of the device's memory, which are there already. Raises OSError."""
+        """Write whole pages of the device's memory, whose bytes are ready. Raises OSError."""
         self._move(self._file.save_storage, self._lanes.out, data, offset)
 
     def load(self, data: torch.Tensor, offset: int) -> None:
-        """Read whole pages to memory of the device that nothing else uses any more. Raises OSError."""
+        """Read whole pages into memory of the device that no kernel uses any more. Raises OSError."""
         self._move(self._file.load_storage, self._lanes.back, data, offset)
 
     def _move(
@@ -70,16 +70,16 @@ class GpuDirect:
             return
         except RuntimeError as error:
             reason = _first_line(error)
-        # Not from within: the traceback of its cause would keep the frames, and the tensors in them.
+        # Raised outside of the handler: the traceback of a cause keeps frames alive, and the tensors in them.
         raise OSError(errno.EIO, f"GPUDirect: {reason}")
 
 
 def attach(file: int, device: torch.device, make: Opener, page: int) -> GpuDirect:
-    """Register an open file, and see that a page at offset `page` comes back as it was written.
+    """Register an open file, and check that a page at offset `page` comes back as it was written.
 
-    Raises what torch raises where it is refused, and OSError where the page does not come back.
+    Raises torch's error where cuFile refuses the file, and OSError where the page does not come back.
     """
-    # A file without a name has this one; cuFile gets a descriptor of its own.
+    # The path of a file without a name; cuFile opens its own descriptor.
     attached = GpuDirect(make(f"/proc/self/fd/{file}", os.O_RDWR), device)
     out = torch.arange(PAGE, device=device).remainder_(251).to(torch.uint8)  # no draw: it would shift the user's
     back = torch.zeros_like(out)
@@ -92,7 +92,7 @@ def attach(file: int, device: torch.device, make: Opener, page: int) -> GpuDirec
 
 
 def why(error: BaseException) -> str:
-    """What a refusal says, without the C++ frames that torch may add."""
+    """The reason of a refusal, without the C++ frames that torch may add."""
     return (error.strerror if isinstance(error, OSError) else "") or _first_line(error)
 
 
@@ -101,6 +101,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _storage(data: torch.Tensor) -> Any:
-    """A storage of just these bytes, where they lie."""
+    """A storage of exactly these bytes, without a copy."""
     start = data.storage_offset()  # of uint8: bytes
     return data.untyped_storage()[start : start + data.nbytes]

@@ -1,4 +1,4 @@
-"""The host tier: values in plain memory, page-locked for CUDA, in a pool that is made once and reused every step."""
+"""The host tier: a pool of plain memory, page-locked for CUDA, allocated once and used again in every step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the p
 
 
 class Memory:
-    """The system calls of the pools; tests hand in another one."""
+    """The system calls of a pool. Tests pass an object whose calls fail."""
 
     def map(self, size: int) -> mmap.mmap:
         """`size` bytes of anonymous, page-aligned memory. Raises OSError."""
         return mmap.mmap(-1, size)
 
     def register(self, address: int, size: int) -> int:
-        """Page-lock memory for CUDA; 0, or CUDA's error."""
+        """Page-lock memory for CUDA. Returns 0, or the number of CUDA's error."""
         return int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
 
     def unregister(self, address: int) -> None:
@@ -39,7 +39,7 @@ class Memory:
 
 
 class Segment:
-    """One stretch of memory. `tensor` is all of it as bytes. Raises OffloadError where it is refused."""
+    """One range of memory; `tensor` has all of its bytes. Raises OffloadError where the system refuses it."""
 
     def __init__(self, size: int, device: torch.device, memory: Memory, what: str = "host memory"):
         self.size, self._memory = size, memory
@@ -61,14 +61,14 @@ class Segment:
             )
 
     def release(self) -> None:
-        """Give the page lock back; the memory goes with the last view of it."""
+        """Release the page lock. The memory itself is freed with the last view of it."""
         if self._registered:
             self._registered = False
             self._memory.unregister(self.address)
 
 
 def _forget_error(device: torch.device) -> None:
-    """Clear CUDA's last error: the next kernel would be blamed for it."""
+    """Clear CUDA's last error, which would otherwise be reported for the next kernel."""
     try:
         torch.zeros(1, device=device)
     except RuntimeError:
@@ -88,7 +88,7 @@ class HostPool:
         self.slots = Slots(self._vacated)
 
     def reserve(self, size: int, cap: int | None = None, owner: str = "") -> int:
-        """Have `size` bytes more than all earlier reservations, before the first step.
+        """Reserve `size` bytes beside all earlier reservations, before the first step.
 
         cap: the most bytes of the pool.  owner: for messages.  Returns the number that `release` takes.
         Raises OffloadError.
@@ -101,7 +101,7 @@ class HostPool:
             return self.reservations.add(owner, pages(size))
 
     def release(self, number: int) -> None:
-        """Give a reservation back; free memory beyond those that remain is returned to the system."""
+        """End a reservation. Free memory that the others do not need goes back to the system."""
         self.reservations.leave(number)
         self.trim()
 
@@ -112,7 +112,7 @@ class HostPool:
             self._trim()
 
     def settle(self) -> None:
-        """Take note of all reservations that ended, and slots that came back."""
+        """Account for reservations that ended and for slots that came back."""
         with self._lock:
             if self.reservations.settle():
                 self._trim()
@@ -134,7 +134,7 @@ class HostPool:
         return _Out(value, tensor, self)
 
     def empty(self, value: OffloadedValue, layout: Layout) -> torch.Tensor:
-        """Where a value comes back to."""
+        """An uninitialised tensor on the device, for a value that comes back."""
         return layout.empty()
 
     def reload(self, value: OffloadedValue, tensor: torch.Tensor) -> PendingCopy:
@@ -143,7 +143,7 @@ class HostPool:
         return _Back(value, tensor, self)
 
     def bytes(self, slot: Slot, size: int) -> torch.Tensor:
-        """The first `size` bytes of a slot, where they lie."""
+        """The first `size` bytes of a slot, without a copy."""
         segment = next(s for s in self._segments if s.address <= slot.start < s.address + s.size)
         offset = slot.start - segment.address
         return segment.tensor[offset : offset + size]
@@ -161,7 +161,7 @@ class HostPool:
         return slot
 
     def _grow(self, size: int, cap: int | None, take: int = 0) -> Slot | None:
-        """Take in `size` bytes of memory; a slot of `take` of them, where that is asked for."""
+        """Add `size` bytes of memory to the pool. With `take`, return a slot of so many of them."""
         if cap is not None and self.slots.total + size > cap:
             held = listed(self.reservations.holders())
             raise OffloadError(
@@ -171,13 +171,13 @@ class HostPool:
             )
         segment = Segment(size, self.device, self._memory, "host pool")
         self._segments = [*self._segments, segment]
-        # Other threads take slots without the lock of the pool: what is asked for is taken in the same moment.
+        # Other threads take slots without the pool's lock, so the new range and its slot appear in one step.
         return self.slots.add(segment.address, size, take=take)
 
     def _trim(self, below: int | None = None) -> None:
-        """Give free segments back that no reservation needs, the largest first.
+        """Return free segments that no reservation needs to the system, the largest first.
 
-        below: only those that are smaller, which make room for one that is not.
+        below: only segments smaller than this many bytes, to make room for a larger one.
         """
         reserved = self.reservations.total
         for segment in sorted(self._segments, key=lambda segment: -segment.size):
@@ -187,7 +187,7 @@ class HostPool:
     def _drop(self, segment: Segment) -> None:
         if self.slots.remove(segment.address, segment.size):
             for event in self.slots.pending():
-                event.synchronize()  # a page lock must not go while a copy may be under way
+                event.synchronize()  # a copy may still use the page-locked memory
             segment.release()
             self._segments = [other for other in self._segments if other is not segment]
 

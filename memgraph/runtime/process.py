@@ -29,49 +29,63 @@ _tidier = Tidier()
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the tiers hold and have moved, in bytes.
-
-    Attributes:
-        host_live, nvme_live: of values now. host_peak, nvme_peak: the most there were. host_pool: memory of the
-        host pools. nvme_file: size of the scratch files. written, read: to and from the disk since the process
-        began. direct: whether the disk is used past the page cache; None without a scratch file. gpudirect: the
-        folders whose scratch file is registered for GPUDirect. notes: what a user should know, such as why one is not.
-    """
+    """What the tiers hold and have moved, in bytes."""
 
     host_live: int
+    """Of values in host memory now."""
+
     host_peak: int
+    """The most of them at once."""
+
     host_pool: int
+    """Memory of the host pools."""
+
     nvme_live: int
+    """Of values in scratch files now."""
+
     nvme_peak: int
+    """The most of them at once."""
+
     nvme_file: int
+    """Size of the scratch files."""
+
     written: int
+    """To the disk since the process began."""
+
     read: int
+    """From the disk since the process began."""
+
     direct: bool | None
+    """Whether the page cache is passed by; None without a scratch file."""
+
     gpudirect: tuple[str, ...]
+    """The folders whose scratch file is registered for GPUDirect."""
+
     notes: tuple[str, ...]
+    """What a user should know, such as why a file is not registered."""
 
 
 class Reservation:
-    """Room in the tiers for one compiled graph; given back by `close`, or soon after the last reference dies."""
+    """Room in the tiers for one compiled graph. It ends with `close`, or soon after its last reference dies."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Tier, int, weakref.finalize]] = []
 
     def hold(self, tier: Tier, number: int) -> None:
-        """Take a tier's reservation over."""
+        """Become the owner of a tier's reservation."""
         finalizer = weakref.finalize(self, _leave, tier, number)
         finalizer.atexit = False
         self._held.append((tier, number, finalizer))
 
     def close(self) -> None:
-        """Give the room back, once. What no value and no other graph needs goes back to the system."""
+        """Release the room, once. What no value and no other graph needs goes back to the system."""
         for tier, number, finalizer in self._held:
             if finalizer.detach() is not None:
                 tier.release(number)
 
 
 def _leave(tier: Tier, number: int) -> None:
-    """End a reservation from a finalizer: any thread, inside of any lock."""
+    """End a reservation from a finalizer, which may run on any thread and inside of any lock."""
     tier.reservations.leave(number)
     _tidier.ask(tier)
 
@@ -110,15 +124,13 @@ def prepare(
 
 @dataclass(frozen=True)
 class Taken:
-    """What is taken of one tier in this process.
-
-    Attributes:
-        holders: each owner of reservations and its bytes, the largest first. spare: bytes that the tier has of the
-        system and nobody has reserved.
-    """
+    """The reservations of one tier in this process."""
 
     holders: tuple[tuple[str, int], ...] = ()
+    """Each owner of reservations and its bytes, the largest first."""
+
     spare: int = 0
+    """Bytes that the tier has from the system and that nobody has reserved."""
 
     @property
     def reserved(self) -> int:
@@ -130,7 +142,7 @@ class Taken:
 
 
 def taken(tier: str, device: torch.device | str, folder: str = "") -> Taken:
-    """What compiled graphs have reserved in the tier of `device` (in `folder`). Makes and opens nothing."""
+    """What compiled graphs have reserved in the tier of `device` (in `folder`). Allocates and opens nothing."""
     device = exact(device)
     with _lock:
         found = _pools.get(device) if tier == "host" else _files.get((os.path.realpath(folder), device))
@@ -167,11 +179,11 @@ def statistics(device: torch.device | str | None = None) -> Statistics:
 
 def _notes(file: NvmeTier) -> tuple[str, ...]:
     refused = f"staged: GPUDirect was refused: {file.refusal}"
-    return (file.note,) * bool(file.note) + (refused,) * bool(file.refusal)
+    return tuple(note for note, there in ((file.note, file.note), (refused, file.refusal)) if there)
 
 
 def gpudirect_refusal(folder: str, device: torch.device | str) -> str:
-    """Why GPUDirect does not reach the scratch file of `device` in `folder`, empty where it does: by trying it."""
+    """Why GPUDirect does not reach the scratch file of `device` in `folder`, found by trying; "" where it does."""
     file = scratch_file(folder, device)
     try:
         return "" if file.register() else file.refusal
@@ -182,7 +194,7 @@ def gpudirect_refusal(folder: str, device: torch.device | str) -> str:
 
 
 def release() -> None:
-    """Return to the system what no reservation and no value needs."""
+    """Return room that no reservation and no value needs to the system."""
     with _lock:
         tiers: list[Tier] = [*_pools.values(), *_files.values()]
     for tier in tiers:
@@ -190,7 +202,7 @@ def release() -> None:
 
 
 def host_pool(device: torch.device | str, memory: Memory | None = None) -> HostPool:
-    """The host pool of `device`. With `memory`, one that uses those system calls takes its place from now on."""
+    """The host pool of `device`. With `memory`, a new pool with those system calls replaces it."""
     device = exact(device)
     with _lock:
         if memory is not None or device not in _pools:
@@ -201,7 +213,7 @@ def host_pool(device: torch.device | str, memory: Memory | None = None) -> HostP
 def scratch_file(
     folder: str, device: torch.device | str, calls: Calls | None = None, gds: Opener | None = None
 ) -> NvmeTier:
-    """The scratch file of `device` in `folder`. With `calls` or `gds`, one with those takes its place from now on."""
+    """The scratch file of `device` in `folder`. With `calls` or `gds`, a new file with those replaces it."""
     if not folder:
         raise OffloadError("no scratch folder was given", tier="nvme")
     key = os.path.realpath(folder), exact(device)
@@ -212,9 +224,9 @@ def scratch_file(
 
 
 def _in_a_child() -> None:
-    """A forked child has tiers of its own: memory that two processes write, and threads that are not there, have ended.
+    """Start anew in a forked child: the parent's threads do not exist there, and its memory is not shared.
 
-    Its copy of the descriptors would keep the parent's files on the disk for as long as it lives.
+    The child's copies of the descriptors are closed: they would keep the parent's files on the disk.
     """
     global _lock, _tidier
     for file in _files.values():

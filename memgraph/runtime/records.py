@@ -1,4 +1,4 @@
-"""Values on their way: from a tensor to a held value and back, and the loads that begin before they are asked for."""
+"""From a tensor to a held value and back, and the prefetch of values that the next backward will ask for."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from memgraph.runtime.value import OffloadedValue
 
 
 class Record:
-    """A held value: where its bytes lie, and a load of them that began early."""
+    """A held value: where its bytes lie, and a prefetch of them."""
 
     def __init__(self, value: OffloadedValue, tier: Tier, settings: Settings):
         self.value, self.tier, self.settings = value, tier, settings
         self.launch: Launch | None = None
-        self.asked = False  # a reload of it has begun
+        self.asked = False  # the backward has asked for it
         self.early: Reload | None = None
-        self._coming = False  # somebody is about to begin an early load, or has
+        self._coming = False  # some thread prefetches it, or is about to
         self._lock = threading.Lock()
 
     def load_early(self) -> None:
-        """Begin to load the value before it is asked for, where nobody has yet."""
+        """Prefetch the value, unless another thread does so or the backward has asked for it."""
         with self._lock:
             if self.asked or self._coming:
                 return
             self._coming = True
         begun: Reload | None = Reload(self, self.value.layout)
         with self._lock:
-            if not self.asked:  # else who asked meanwhile has a load of its own, and this one is given up
+            if not self.asked:  # otherwise the asker has begun a load of its own, and this one is cancelled
                 self.early, begun = begun, None
 
     def ask(self) -> Reload | None:
-        """Note that the value is asked for; the load that began early, which is the caller's now."""
+        """Mark the value as asked for. Returns its prefetch, which now belongs to the caller, or None."""
         with self._lock:
             self.asked = True
             early, self.early = self.early, None
@@ -48,7 +48,7 @@ class Record:
 
 
 class Offload:
-    """A value between offload_start and offload_finish; dropped before, it gives the copy up."""
+    """A value between offload_start and offload_finish. Dropping it before the finish cancels the copy."""
 
     def __init__(self, name: str, tensor: torch.Tensor, tier_name: str, settings: Settings):
         self.tier = tier_of(tier_name, tensor.device, settings)
@@ -66,7 +66,7 @@ class Offload:
 
 
 class Reload:
-    """A value between reload_start and reload_finish, as `Offload`. `tensor` is its destination."""
+    """A value between reload_start and reload_finish. `tensor` is its destination. Dropping it cancels the copy."""
 
     def __init__(self, record: Record, layout: Layout):
         record.value.check()
@@ -94,7 +94,7 @@ def tier_of(name: str, device: torch.device, settings: Settings) -> Tier:
 
 
 def reload(record: Record, layout: Layout) -> Reload:
-    """Begin to load a value, or take over a load that has begun; then begin those that will be asked for next.
+    """Load a value, or take over its prefetch; then prefetch the values that will be asked for next.
 
     Raises OffloadError where the value is lost, or was stored in another layout.
     """
@@ -107,7 +107,7 @@ def reload(record: Record, layout: Layout) -> Reload:
 
 
 class Launch:
-    """The values that one run of a forward graph offloaded, in that order."""
+    """The values that one launch of a forward graph offloaded, in that order."""
 
     def __init__(self, graph: str):
         self.graph = graph
@@ -115,16 +115,16 @@ class Launch:
         self.records: list[weakref.ref[Record]] = []
 
     def waiting(self) -> list[Record]:
-        """Those that nobody has asked for, the last one first."""
+        """The records that nobody has asked for, the last one first."""
         alive = (record() for record in reversed(self.records))
         return [record for record in alive if record is not None and not record.asked]
 
 
 class History:
-    """The runs of forward graphs on one device, as a stack: their backwards come last in, first out.
+    """The launches of forward graphs on one device, as a stack: their backwards come last in, first out.
 
-    The values of a run's own graph are loaded where its plan says; those of the run before it may begin within a
-    window of bytes, because no plan reaches across graphs.
+    The values of a launch's own graph are loaded where its plan says. No plan reaches across graphs, so the values of the
+    launch before it are prefetched within a window of bytes.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class History:
             record.launch = last
 
     def look_ahead(self, record: Record) -> None:
-        """Begin to load values of the run before that of `record`, within the window of bytes of `record`."""
+        """Prefetch values of the launch before that of `record`, within the window of bytes of `record`."""
         room = record.settings.window
         if not room:
             return
@@ -173,7 +173,7 @@ def history(device: torch.device) -> History:
 
 
 def _in_a_child() -> None:
-    """A forked child begins anew: the values of its parent are none of its own."""
+    """Start anew in a forked child, which has none of its parent's values."""
     global _lock
     _histories.clear()
     _lock = threading.Lock()

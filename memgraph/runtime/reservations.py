@@ -1,8 +1,9 @@
-"""Who has reserved how much of a tier, and how it comes back.
+"""Who has reserved how much of a tier, and how the room comes back.
 
-A reservation ends when a compiled graph is dropped. As with slots, that can be anywhere: in a garbage collection that
-starts while this thread holds the tier's lock, or on a thread that the tier would have to wait for. So the end is only
-noted, which takes no lock; a thread of ours tidies the tier soon after, and whoever holds its lock next does so too.
+A reservation ends when a compiled graph is dropped. As with slots, that can happen anywhere: in a garbage collection
+while this thread holds the tier's lock, or on a thread that the tier would have to wait for. So the end is only
+appended to a list, which takes no lock. A thread of ours tidies the tier soon after, and so does the next holder of
+its lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SHOWN = 3  # owners that a sentence names
 
 
 class Tidied(Protocol):
-    """What is tidied: `trim` settles what was noted, and gives free room back."""
+    """A tier to tidy: `trim` accounts for ended reservations and returns free room to the system."""
 
     def trim(self) -> None: ...
 
@@ -42,11 +43,11 @@ class Reservations:
         return number
 
     def leave(self, number: int) -> None:
-        """Note that a reservation has ended. Takes no lock: finalizers may call it."""
+        """Append a reservation to the list of ended ones. Takes no lock, so finalizers may call it."""
         self._left.append(number)
 
     def settle(self) -> bool:
-        """Take note of all reservations that have ended; whether there were any."""
+        """Account for all reservations that have ended. Returns whether there were any."""
         before = len(self._held)
         while self._left:
             self._held.pop(self._left.popleft(), None)
@@ -66,7 +67,7 @@ class Reservations:
 
 
 def listed(holders: tuple[tuple[str, int], ...]) -> str:
-    """Who has reserved how much, to read; empty where nobody has."""
+    """Who has reserved how much, as text; "" where nobody has."""
     named = [f"{format_size(size)} by {owner or 'an unnamed graph'}" for owner, size in holders[:_SHOWN]]
     if len(holders) > _SHOWN:
         named.append(f"{format_size(sum(size for _, size in holders[_SHOWN:]))} by {len(holders) - _SHOWN} more")
@@ -82,14 +83,14 @@ class Tidier:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Have the thread run, in this process. Not for finalizers."""
+        """Start the thread in this process, once. Finalizers must not call it."""
         with self._lock:
             if self._process != os.getpid():
                 threading.Thread(target=self._run, name="memgraph-tidy", daemon=True).start()
                 self._process = os.getpid()
 
     def ask(self, tier: Tidied) -> None:
-        """Tidy a tier soon. Takes no lock of ours: finalizers may call it."""
+        """Have a tier tidied soon. Takes no lock of ours, so finalizers may call it."""
         self._asked.put(tier)
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""For tests: every copy as late as the protocol allows, and nothing readable where nothing should be read.
+"""For tests: copies run as late as the protocol allows, and memory that nobody may read holds garbage.
 
-Inside `sanitized()` a copy between device and memory is made no earlier than in its finish; disk blocks are moved
-`delay` seconds late each; destinations, released host slots and staging buffers are filled with 0xFF. A program that
-gives the same bits inside and outside does not read what is not ready, and does not keep what it gave up.
+Inside `sanitized()` a copy between device and memory runs in its finish and not before; each disk block moves `delay`
+seconds late; destinations, released host slots and staging buffers are filled with 0xFF. A program with the same bits
+inside and outside reads nothing before it is ready, and nothing after it was given up.
 """
 
 from __future__ import annotations

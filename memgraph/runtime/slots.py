@@ -1,8 +1,8 @@
-"""Page-granular slots in ranges of memory or of a file: best fit, neighbours merged, given back by whoever drops them.
+"""Slots of whole pages in ranges of memory or of a file: best fit, and neighbours are merged.
 
-A slot goes back when its last reference dies. That can be anywhere: in the middle of a garbage collection, on
-autograd's threads, under the allocator's own lock. So giving back only notes the slot, and whoever holds the lock
-next takes note of it.
+A slot goes back when its last reference dies, which can happen anywhere: in the middle of a garbage collection, on
+autograd's threads, under the allocator's own lock. So a dying slot is only appended to a list, and the next holder of
+the lock works the list off.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ PAGE = 4096
 
 
 def pages(size: int) -> int:
-    """`size` bytes rounded up to whole pages; one page at least."""
+    """`size` bytes rounded up to whole pages, and at least one page."""
     return max(-(-size // PAGE), 1) * PAGE
 
 
 class Slot:
     """A range of `size` bytes from `start`, taken for as long as this object lives.
 
-    `event` is that of the last copy that touched it; who takes the range next has to wait for it.
+    `event` belongs to the last copy that touched the range; the next owner waits for it.
     """
 
     __slots__ = ("start", "size", "event", "_give_back")
@@ -39,8 +39,10 @@ class Slots:
     """The free and taken ranges of a tier. `vacated(start, size)` is called for each range that comes back.
 
     Attributes:
-        live: bytes taken. peak: the most that ever were. total: bytes of all ranges. events: of copies that may
-        still touch a range that came back.
+        live: bytes of all slots.
+        peak: the most bytes that slots ever had at once.
+        total: bytes of all ranges.
+        events: of copies that may still touch a range that came back.
     """
 
     def __init__(self, vacated: Callable[[int, int], None] = lambda start, size: None):
@@ -54,9 +56,9 @@ class Slots:
         self._lock = threading.Lock()
 
     def add(self, start: int, size: int, *, apart: bool = True, take: int = 0) -> Slot | None:
-        """Take a range in. A slot does not reach from a range that lies `apart` into its neighbours.
+        """Add a range. With `apart`, no slot reaches across its borders.
 
-        take: bytes of the range that the caller gets as a slot, before any other thread can have them.
+        take: bytes of the range that become a slot for the caller, before any other thread can take them.
         """
         taken = pages(take) if take else 0
         with self._lock:
@@ -68,7 +70,7 @@ class Slots:
             return self._slot(start, taken) if taken else None
 
     def remove(self, start: int, size: int) -> bool:
-        """Take a range out that was added `apart`; False, and nothing done, where a slot of it is taken."""
+        """Remove a range that was added `apart`. Returns False and does nothing while a slot of it is taken."""
         with self._lock:
             self._settle()
             if self._free.get(start) != start + size:
@@ -101,7 +103,7 @@ class Slots:
             return list(self.events)
 
     def settle(self) -> None:
-        """Take note of all slots that came back."""
+        """Account for all slots that came back."""
         with self._lock:
             self._settle()
 

@@ -34,7 +34,7 @@ _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 @dataclass(frozen=True)
 class Space:
-    """Bytes of a file system: all of it, and what this user may still take."""
+    """Bytes of a file system: its size, and what this user may still allocate."""
 
     size: int
     free: int
@@ -53,7 +53,7 @@ class Space:
 
 
 class Calls:
-    """The system calls of a scratch file; tests hand in others. All raise OSError."""
+    """The system calls of a scratch file; all raise OSError. Tests pass an object whose calls fail."""
 
     def open(self, path: str, flags: int, mode: int) -> int:
         return os.open(path, flags, mode)
@@ -82,9 +82,9 @@ class Calls:
 
 @contextlib.contextmanager
 def turn(folder: str) -> Iterator[None]:
-    """Hold the folder's lock against other reservations in it, in this process and others.
+    """Lock the folder, so that no other reservation in it runs meanwhile, in this process or another.
 
-    Where the folder cannot be locked, such as on some network file systems, nobody waits.
+    A folder that cannot be locked (some network file systems) is not locked, and nobody waits.
     """
     handle = -1
     try:
@@ -108,10 +108,10 @@ def reserve(
     margin: float | None,
     write: Callable[[int, int], None],
 ) -> None:
-    """Have `size` bytes of the disk behind `offset`, the end of the file, and leave `margin` (as in Space) free.
+    """Allocate `size` bytes of the disk at `offset`, the end of the file, and leave `margin` (as in Space) free.
 
-    write(offset, size): reserves by writing, on a file system that cannot do it otherwise.
-    Raises OSError; the file is as long as before then, and has no more of the disk.
+    write(offset, size): allocates by writing, for file systems without fallocate.
+    Raises OSError. The file then has its old length, and the disk has its bytes back.
     """
     with turn(folder):
         _check(calls, file, size, margin)
@@ -138,7 +138,7 @@ def _check(calls: Calls, file: int, size: int, margin: float | None) -> None:
 
 
 def describe(free: int, margin: int) -> str:
-    """How much room there is, to read."""
+    """How much room there is, as text."""
     return (
         f"{format_size(free)} free ({free} bytes), of which {format_size(margin)} ({margin} bytes) stay free for others"
     )

@@ -1,13 +1,13 @@
 """What a tiled graph calls to put shards together: outputs written into place, gradients summed in float32.
 
-    shard_whole(first, dim, length) -> whole            room for all shards along a dimension, the first one in it
+    shard_whole(first, dim, length) -> whole            memory for all shards along a dimension, with the first in place
     shard_put(whole, part, dim, start) -> whole         the same with one more shard in it
     shard_product(left, right) -> sum                   left @ right, summed in float32 (float64 stays)
     shard_add(sum, left, right) -> sum                  sum + left @ right
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
-In a graph all are functional; Inductor runs `shard_put_` and `shard_add_`, which write into their first argument: the
-tile pass makes chains of them in which nothing else reads it.
+In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first argument:
+the tile pass makes chains of them, and nothing else reads that argument.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 
 import torch
 
-# Of temporary values in float32, where factors on the CPU are of a shorter type.
+# Bytes of the float32 copies of factors that the CPU multiplies in a shorter type.
 BLOCK = 16 << 20
 _library = torch.library.Library("memgraph", "FRAGMENT")
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """What sums over shards are kept in."""
+    """The dtype of a sum over shards."""
     if not dtype.is_floating_point:
         return dtype
     return torch.promote_types(dtype, torch.float32)
@@ -61,7 +61,7 @@ def shard_add_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> 
     elif left.is_cuda:  # cuBLAS multiplies in the factors' type and adds to the sum in its own
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
-        # A few rows of the sum at a time: the left factor of a large head is as large as its logits.
+        # A few rows of the sum at a time: the left factor of a large head has the size of its logits.
         rows, right = _rows(left.shape), right.to(total.dtype)
         for part, factor in zip(total.split(rows), left.split(rows), strict=True):
             part.addmm_(factor.to(total.dtype), right)

@@ -5,8 +5,9 @@
     reload_start(held, size, stride, dtype, device, tier) -> ticket      allocates, starts the copy; backward
     reload_finish(ticket, held, size, stride, dtype, device, tier) -> y  compute waits; y is ready
 
-`tier` is "host" or "nvme"; `options` a JSON object (`value.Settings`). Tickets and `held` are int64[1] on the CPU and
-own what they stand for. A ticket that is dropped without its finish gives the copy up. All raise OffloadError.
+`tier` is "host" or "nvme"; `options` is a JSON object (`settings.Settings`). Tickets and `held` are int64[1] on the
+CPU; their storages own the copy and the value. Dropping a ticket before its finish cancels the copy. All raise
+OffloadError.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LIKE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 
 
 def offload_start(x: torch.Tensor, name: str, tier: str, options: str) -> torch.Tensor:
-    # Lazily conjugated or negated bytes would come back without the flag that says so.
+    # A lazy conjugate or negation is a flag of the tensor, which its bytes do not carry.
     return ticket(Offload(name, x.resolve_conj().resolve_neg(), tier, Settings.parse(options)))
 
 

@@ -16,5 +16,7 @@ def test_files_and_functions_are_short(file):
     text = file.read_text()
     assert len(text.splitlines()) <= LINES_OF_A_FILE
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {node.name: lines for node in functions if (lines := node.end_lineno - node.lineno + 1) > LINES_OF_A_FUNCTION}
+    long = {
+        node.name: lines for node in functions if (lines := node.end_lineno - node.lineno + 1) > LINES_OF_A_FUNCTION
+    }
     assert not long
