@@ -1,4 +1,4 @@
-"""The step that a user names at a terminal: it is found in a script or a module, and its errors are shown as its own."""
+"""The step that a user names at a terminal: found in a script or a module; its errors are shown as its own."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ class Launch:
 class History:
     """The launches of forward graphs on one device, as a stack: their backwards come last in, first out.
 
-    The values of a launch's own graph are loaded where its plan says. No plan reaches across graphs, so the values of the
-    launch before it are prefetched within a window of bytes.
+    The values of a launch's own graph are loaded where its plan says. No plan reaches across graphs, so the values of
+    the launch before it are prefetched within a window of bytes.
     """
 
     def __init__(self) -> None:

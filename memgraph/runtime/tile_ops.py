@@ -6,8 +6,8 @@
     shard_add(sum, left, right) -> sum                  sum + left @ right
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
-In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first argument:
-the tile pass makes chains of them, and nothing else reads that argument.
+In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first
+argument: the tile pass makes chains of them, and nothing else reads that argument.
 """
 
 from __future__ import annotations
