@@ -93,8 +93,8 @@ def tiled(report: Any) -> str:
     """What a report says was tiled, as in "4 in 8, 1 in 16"."""
     counts: dict[int, int] = {}
     for decision in report.decisions:
-        if decision.action == "tile":
-            counts[decision.shards] = counts.get(decision.shards, 0) + 1
+        if decision.action.lever == "tile":
+            counts[decision.action.shards] = counts.get(decision.action.shards, 0) + 1
     return ", ".join(f"{regions} in {shards}" for shards, regions in counts.items())
 
 

@@ -133,7 +133,7 @@ class Bench:
     def budgeted(self, fraction: float | None, budget: int | None, reference: dict[str, Any]) -> dict[str, Any]:
         """One row: the model under `budget`."""
         from memgraph.base.errors import BudgetError
-        from memgraph.reporting.report import report as newest
+        from memgraph.reporting.log import report as newest
 
         row = _row(self.name, fraction) | {"budget": budget, "unplanned": reference["peak"]}
         try:

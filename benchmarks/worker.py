@@ -62,7 +62,7 @@ class Worker:
         self.case.clear()
         answer["peak"] = peak_above_start(self.step, self.device)
         if self.arm["kind"] == "memgraph":
-            from memgraph.reporting.report import report
+            from memgraph.reporting.log import report
 
             newest = report()
             answer |= {

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from memgraph.base.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
 from memgraph.machine.measure import measure_peak
-from memgraph.reporting.report import Report, report, reports
+from memgraph.reporting.log import report, reports
+from memgraph.reporting.report import Report
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan

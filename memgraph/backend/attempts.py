@@ -29,7 +29,8 @@ from memgraph.machine import memory
 from memgraph.machine.hardware import load
 from memgraph.machine.measure import allocated_bytes
 from memgraph.planner.decisions import Timeline
-from memgraph.reporting.report import Report, record
+from memgraph.reporting.log import record
+from memgraph.reporting.report import Report
 
 ATTEMPTS = 4
 # Times that a graph is planned anew since others took the room of a tier meanwhile.

@@ -33,7 +33,8 @@ from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
 from memgraph.machine.measure import allocated_bytes
 from memgraph.planner.decisions import Refusal, Timeline
-from memgraph.reporting.report import Report, record
+from memgraph.reporting.log import record
+from memgraph.reporting.report import Report
 
 # A run must not go on without what they speak of.
 LOUD = (OptionsError, BudgetError, OffloadError)

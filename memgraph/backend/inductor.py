@@ -123,7 +123,7 @@ def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
     if partitioner is None or not partitioner.planned:  # nothing was differentiated
         return False
     plan = partitioner.planned[-1].plan
-    if any(decision.action == "tile" for decision in plan.decisions):
+    if plan.tiled:
         return True
     return not plan.stock and (backward or bool(plan.transfers))
 

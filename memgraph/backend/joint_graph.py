@@ -86,16 +86,16 @@ class Planned:
     @property
     def plain(self) -> bool:
         """Whether the graph is as Inductor would have it."""
-        return self.plan.stock and not any(decision.action == "tile" for decision in self.plan.decisions)
+        return self.plan.stock and not self.plan.tiled
 
     def binding(self) -> tuple[Binding, ...]:
         """What stands at the peak of the chosen plan, by the sweep, largest first."""
-        index = self.facts.index()
+        values = {value.name: value for value in self.facts.values}
         live = timeline(self.facts, self.chosen).live_at_peak()
         return tuple(
-            Binding(e.name, e.bytes, self.facts.values[index[name]].module, self.facts.values[index[name]].source)
-            for e in live
-            if (name := e.name.split("@")[0]) in index
+            Binding(event.label, event.bytes, value.module, value.source)
+            for event in live
+            if (value := values.get(event.value)) is not None
         )
 
 

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PlainValidator,
     StrictBool,
     ValidationError,
@@ -25,9 +26,9 @@ from memgraph.base import compat
 from memgraph.base.errors import OptionsError
 from memgraph.base.sizes import ALLOWED as SIZES
 from memgraph.base.sizes import parse_size
+from memgraph.facts.actions import SPELLINGS, Offload, Rule, parse_action
 
-ACTIONS = ("save", "recompute", "offload:host", "offload:nvme")
-ACTIONS_LISTED = (*ACTIONS, "tile", "tile:16")
+ACTIONS_LISTED = (*SPELLINGS, "tile:16")
 # What memgraph sets in Inductor's configuration itself.
 OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse"})
 
@@ -116,25 +117,25 @@ def _shards(value: object) -> object:
     raise ValueError('allowed: "auto", False, or a number of shards from 2 on')
 
 
-def _is_tile(action: object) -> bool:
-    if not isinstance(action, str):
-        return False
-    lever, colon, count = action.partition(":")
-    return lever == "tile" and (not colon or count.isascii() and count.isdecimal() and int(count) > 1)
-
-
-def _rules(value: object) -> tuple[tuple[str, str], ...]:
+def _rules(value: object) -> tuple[Rule, ...]:
     example = '{"model.layers.*.mlp": "recompute"}'
     if not isinstance(value, Mapping):
         raise ValueError(f"allowed: a dict of module path patterns to actions, such as {example}")
-    for pattern, action in value.items():
+    rules = []
+    for pattern, spelling in value.items():
         if not isinstance(pattern, str) or not pattern:
             raise ValueError(f"the pattern {pattern!r} is not a module path; allowed: {example}")
-        if action in ACTIONS or _is_tile(action):
-            continue
-        rule = f"the action {action!r} of {pattern!r}"
-        raise ValueError(f"{rule} is not known{_nearest(action, ACTIONS_LISTED)}; allowed: {_listed(ACTIONS_LISTED)}")
-    return tuple(value.items())
+        action = parse_action(spelling)
+        if action is None:
+            near, allowed = _nearest(spelling, ACTIONS_LISTED), _listed(ACTIONS_LISTED)
+            raise ValueError(f"the action {spelling!r} of {pattern!r} is not known{near}; allowed: {allowed}")
+        rules.append(Rule(pattern, action))
+    return tuple(rules)
+
+
+def _spelt(rules: tuple[Rule, ...]) -> list[tuple[str, str]]:
+    """The rules as JSON has them, in the order given: the first that matches wins."""
+    return [(rule.pattern, str(rule.action)) for rule in rules]
 
 
 def _repeatable(value: object) -> tuple[str, ...]:
@@ -279,8 +280,8 @@ class Options(BaseModel):
     tile: Annotated[TileOptions | None, BeforeValidator(_tile)] = None
     """The lever that runs a region one shard of its tokens at a time; None (given as False) where only rules use it."""
 
-    rules: Annotated[tuple[tuple[str, str], ...], PlainValidator(_rules)] = ()
-    """What the planner may not change: (module path pattern, action), in the order given."""
+    rules: Annotated[tuple[Rule, ...], PlainValidator(_rules), PlainSerializer(_spelt)] = ()
+    """What the planner may not change, in the order given."""
 
     repeatable: Annotated[tuple[str, ...], PlainValidator(_repeatable)] = ()
     """Operators of others that do nothing but compute the same again from the same arguments, by name or pattern
@@ -313,12 +314,11 @@ class Options(BaseModel):
     def _tiers_of_rules(self) -> Options:
         tiers = {"host": bool(self.offload and self.offload.host), "nvme": bool(self.offload and self.offload.nvme)}
         given = {"host": '{"host": True}', "nvme": '{"nvme": "/scratch"}'}
-        for pattern, action in self.rules:
-            lever, _, tier = action.partition(":")
-            if lever == "offload" and not tiers[tier]:
+        for rule in self.rules:
+            if isinstance(rule.action, Offload) and not tiers[rule.action.tier]:
                 raise ValueError(
-                    f"option 'rules': the action {action!r} of {pattern!r} has nowhere to go; "
-                    f"allowed with option 'offload' such as {given[tier]}"
+                    f"option 'rules': the action {str(rule.action)!r} of {rule.pattern!r} has nowhere to go; "
+                    f"allowed with option 'offload' such as {given[rule.action.tier]}"
                 )
         return self
 

@@ -14,7 +14,8 @@ from memgraph.base.fingerprint import source_fingerprint
 from memgraph.planner.decisions import Refusal, Timeline
 from memgraph.planner.explain import full_refusal, timeline
 from memgraph.planner.queues import Tier
-from memgraph.reporting.report import SWEEP, WRAPPER, Report
+from memgraph.reporting.figures import Source
+from memgraph.reporting.report import Report
 
 
 def build_report(
@@ -48,9 +49,9 @@ def build_report(
         reserve=options.held_back,
         baseline=baseline,
         unplanned_peak=baseline + unplanned.peak,
-        source_of_unplanned_peak=SWEEP if swept else WRAPPER,
+        source_of_unplanned_peak=Source.SWEEP if swept else Source.WRAPPER,
         predicted_peak=baseline + above,
-        source_of_peak=WRAPPER if truth is not None else SWEEP,
+        source_of_peak=Source.WRAPPER if truth is not None else Source.SWEEP,
         predicted_time=planned.seconds,
         unplanned_time=planned.unplanned_seconds,
         recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
@@ -82,8 +83,8 @@ def without_plan(
         baseline=baseline,
         unplanned_peak=baseline + truth.peak,
         predicted_peak=baseline + truth.peak,
-        source_of_unplanned_peak=WRAPPER,
-        source_of_peak=WRAPPER,
+        source_of_unplanned_peak=Source.WRAPPER,
+        source_of_peak=Source.WRAPPER,
         predicted_time=0.0,
         unplanned_time=0.0,
         recompute_time=0.0,

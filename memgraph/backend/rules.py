@@ -1,4 +1,7 @@
-"""What the planner may not change: what must cross to the backward, and what the rules ask for."""
+"""What the planner may not change: the pins that the graph itself and the user's rules ask for.
+
+The pins on what is saved and recomputed are tags on the nodes as well, which Inductor's own partitioner obeys.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,26 @@ import difflib
 import fnmatch
 import re
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.facts.actions import GraphItself, Offload, Pin, Recompute, Rule, Save
 from memgraph.facts.joint import JointFacts, overwritten_inputs
 from memgraph.facts.operators import draws, short_name, twice_is_wrong
 from memgraph.facts.regions import matched, module_path, parents
 
 
-def protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
+def protect(joint: fx.GraphModule) -> dict[str, Pin]:
     """Tag what must cross to the backward: draws, and what is read from inputs that the forward overwrites.
 
-    Inductor's partitioner would redraw an untagged seed under a user's checkpoint, and recompute from a buffer that
-    the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/end_to_end/test_exact.py).
+    Under a user's checkpoint, Inductor's partitioner would redraw a seed that has no tag, and recompute from a buffer
+    that the forward has changed meanwhile (wrong gradients on 2.11 and 2.13; tests/end_to_end/test_exact.py).
     """
     overwritten = overwritten_inputs(joint.graph.nodes)
-    pins: dict[str, tuple[str, str]] = {}
+    pins: dict[str, Pin] = {}
     for node in joint.graph.nodes:
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
@@ -32,58 +37,69 @@ def protect(joint: fx.GraphModule) -> dict[str, tuple[str, str]]:
             continue
         if draws(node) or any(arg in overwritten for arg in node.all_input_nodes):
             node.meta["recompute"] = compat.must_save()
-            pins[node.name] = ("save", "must not be computed twice")
+            pins[node.name] = Pin(Save(), GraphItself())
     return pins
 
 
-def apply_rules(
-    joint: fx.GraphModule, rules: tuple[tuple[str, str], ...], repeatable: tuple[str, ...] = ()
-) -> dict[str, tuple[str, str]]:
-    """Tag what the rules pin, as a checkpoint policy of the user's own would; that one wins where both speak.
+def apply_rules(joint: fx.GraphModule, rules: tuple[Rule, ...], repeatable: tuple[str, ...] = ()) -> dict[str, Pin]:
+    """Tag what the rules save or recompute, as a checkpoint policy of the user's would. Such a policy wins over a rule.
 
-    Each module that a rule matches is a checkpointed region of its own: what enters it is held. What must not run twice
-    gets no tag: a module's path says nothing about the operators in it. repeatable: those that the user has declared.
+    Each module that a rule matches is a checkpointed region of its own: its inputs are held. An operator that must not
+    run twice gets no tag: a module's path says nothing about the operators in it. repeatable: the operators that the
+    user has declared.
     """
-    pins: dict[str, tuple[str, str]] = {}
+    pins: dict[str, Pin] = {}
     regions: dict[str, int] = {}
     for node in joint.graph.nodes:
         path = module_path(node.meta.get("nn_module_stack"))
         if node.op != "call_function" or not path or "recompute" in node.meta:
             continue
-        found = rule_of(path, rules)
-        if found is None or found[1].startswith(("offload:", "tile")):  # about what is saved, about regions
+        match = first_match(path, rules)
+        if match is None or not isinstance(match.rule.action, Save | Recompute):
             continue
-        pattern, action, instance = found
-        pins[node.name] = (action, f"rule {pattern!r}")
+        pins[node.name] = Pin(match.rule.action, match.rule)
         if twice_is_wrong(node, repeatable):
             continue
-        node.meta["recompute"] = compat.must_save() if action == "save" else compat.must_recompute()
-        node.meta["ac_graph_id"] = regions.setdefault(instance, len(regions) + 1)
+        saved = isinstance(match.rule.action, Save)
+        node.meta["recompute"] = compat.must_save() if saved else compat.must_recompute()
+        node.meta["ac_graph_id"] = regions.setdefault(match.module, len(regions) + 1)
     return pins
 
 
-def send_away(facts: JointFacts, rules: tuple[tuple[str, str], ...]) -> JointFacts:
+def send_away(facts: JointFacts, rules: tuple[Rule, ...]) -> JointFacts:
     """Pin what Inductor would save of the modules that offload rules name; of a view, the value that owns its bytes."""
     values = list(facts.values)
     for i in sorted({facts.values[i].storage for i in facts.stock_saved}):
-        rule = rule_of(values[i].module, rules)
-        if rule is not None and rule[1].startswith("offload:") and values[i].pin is None and values[i].savable:
-            values[i] = dataclasses.replace(values[i], pin=(rule[1], f"rule {rule[0]!r}"))
+        match = first_match(values[i].module, rules)
+        if match is None or values[i].pin is not None or not values[i].savable:
+            continue
+        if isinstance(match.rule.action, Offload):
+            values[i] = dataclasses.replace(values[i], pin=Pin(match.rule.action, match.rule))
     return dataclasses.replace(facts, values=tuple(values))
 
 
-def rule_of(path: str, rules: tuple[tuple[str, str], ...]) -> tuple[str, str, str] | None:
-    """The first rule that a module path, or one of its parents, matches: pattern, action, what matched."""
-    for pattern, action in rules:
-        if (instance := matched(path, pattern)) is not None:
-            return pattern, action, instance
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A rule that speaks of a module."""
+
+    rule: Rule
+
+    module: str
+    """The path that its pattern matches: the module's own, or that of one of its parents."""
+
+
+def first_match(path: str, rules: Iterable[Rule]) -> Match | None:
+    """The first rule that matches a module path or one of its parents."""
+    for rule in rules:
+        if (module := matched(path, rule.pattern)) is not None:
+            return Match(rule, module)
     return None
 
 
-def warn_of_unmatched(gm: fx.GraphModule, rules: tuple[tuple[str, str], ...], graph: str) -> None:
+def warn_of_unmatched(gm: fx.GraphModule, rules: tuple[Rule, ...], graph: str) -> None:
     """Warn of each rule whose pattern matches no module of a graph as Dynamo made it.
 
-    A warning and not an error: where Dynamo makes several graphs of a function, a rule may be about another one.
+    This is a warning and not an error: where Dynamo makes several graphs of a function, a rule may speak of another.
     """
     if not rules:
         return
@@ -91,11 +107,18 @@ def warn_of_unmatched(gm: fx.GraphModule, rules: tuple[tuple[str, str], ...], gr
     nodes = [node for module in graphs for node in module.graph.nodes]
     paths = dict.fromkeys(path for node in nodes if (path := module_path(node.meta.get("nn_module_stack"))))
     known = dict.fromkeys(parent for path in paths for parent in parents(path))
-    for pattern, action in rules:
-        if any(fnmatch.fnmatchcase(path, pattern) for path in known):
+    for rule in rules:
+        if any(fnmatch.fnmatchcase(path, rule.pattern) for path in known):
             continue
-        spelt = [re.sub(r"\b\d+\b", "*", path) for path in known] if "*" in pattern else list(known)
-        near = difflib.get_close_matches(pattern, spelt, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else "" if known else ": the graph has no modules"
+        hint = _nearest(rule.pattern, list(known))
         where = graph or "this graph"
-        warnings.warn(f"memgraph: the rule {pattern!r}: {action!r} matches no module of {where}{hint}", stacklevel=2)
+        warnings.warn(f"memgraph: the {rule.spelling} matches no module of {where}{hint}", stacklevel=2)
+
+
+def _nearest(pattern: str, paths: list[str]) -> str:
+    """What a user may have meant by a pattern that matches none of a graph's module paths."""
+    if not paths:
+        return ": the graph has no modules"
+    spelt = [re.sub(r"\b\d+\b", "*", path) for path in paths] if "*" in pattern else paths
+    near = difflib.get_close_matches(pattern, spelt, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

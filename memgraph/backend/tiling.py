@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from memgraph.backend.options import Options
-from memgraph.backend.rules import rule_of
+from memgraph.backend.rules import first_match
 from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
 from memgraph.facts.tokens.find import Refused, Region, find_regions
@@ -23,27 +24,39 @@ from memgraph.verify.rewrite import snapshot
 from memgraph.verify.tiles import TileError, verify_tiles
 
 
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Who asks for shards of a region, and for how many."""
+
+    shards: int | None
+    """None: the planner chooses."""
+
+    origin: Origin | None
+    """None: the option `tile` is on, and says no more of regions of this kind."""
+
+
 class Tiling:
-    """The regions of one joint graph that may run in shards.  groups: of equal ones, with who asks for how many."""
+    """The regions of one joint graph that may run in shards."""
 
     def __init__(
         self, joint: fx.GraphModule, options: Options, device: str, static_inputs: Sequence[int] | None = None
     ) -> None:
         self.joint, self.options = joint, options
+        self.rules = tuple(rule for rule in options.rules if isinstance(rule.action, Tile))
         self.regions: tuple[Region, ...] = ()
         refused: tuple[Refused, ...] = ()
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
-        if options.tile is not None or any(action.startswith("tile") for _, action in options.rules):
+        if options.tile is not None or self.rules:
             placeholders = joint.graph.find_nodes(op="placeholder")
             self.regions, refused = find_regions(joint, {placeholders[i].name for i in static_inputs or ()})
-        self.groups = self._groups(device)
+        self.groups = self._groups(device)  # of equal regions, with who asks for how many shards
         self._refuse(refused)
 
     def apply(self, shards: Shards) -> tuple[fx.GraphModule, tuple[Decision, ...], Shards]:
-        """The joint graph with so many shards of each group, the decisions that it stands for, the shards that it has.
+        """The joint graph with so many shards of each group, the decisions that it realises, the shards that it has.
 
-        The joint graph itself where nothing is tiled.  A region that cannot be tiled after all is left as it is and
+        The joint graph itself where nothing is tiled.  A region that cannot be tiled after all stays as it is and is
         refused from then on.
         """
         while True:
@@ -74,7 +87,7 @@ class Tiling:
                 owner |= dict.fromkeys(names, n)
         found: dict[int, int] = {}
         for event in timeline.live_at_peak():
-            n = owner.get(event.name.split("@")[0])
+            n = owner.get(event.value)
             if n is not None:
                 found[n] = found.get(n, 0) + event.bytes
         return found
@@ -82,28 +95,34 @@ class Tiling:
     def _groups(self, device: str) -> list[Group]:
         alike: dict[tuple, list[int]] = {}
         for i, region in enumerate(self.regions):
-            fixed, why = self._asked(region)
-            if fixed == 1:
-                continue
-            key = (region.kind, region.tokens, region.row_bytes, len(region.forward), len(region.backward), fixed, why)
-            alike.setdefault(key, []).append(i)
+            request = self._request(region)
+            if request is not None:
+                size = (region.tokens, region.row_bytes, len(region.forward), len(region.backward))
+                alike.setdefault((region.kind, size, request), []).append(i)
         groups = []
-        for (kind, tokens, *_, fixed, why), members in alike.items():
-            most = most_shards(tokens, device)
-            fixed = min(fixed, tokens)
-            groups.append(Group(kind, self.regions[members[0]].module, tokens, tuple(members), most, fixed, why))
+        for (kind, (tokens, *_), request), members in alike.items():
+            groups.append(
+                Group(
+                    kind,
+                    self.regions[members[0]].module,
+                    tokens,
+                    tuple(members),
+                    most=most_shards(tokens, device),
+                    fixed=None if request.shards is None else min(request.shards, tokens),
+                    origin=request.origin,
+                )
+            )
         return groups
 
-    def _asked(self, region: Region) -> tuple[int, str]:
-        """How many shards a rule or an option asks for (0: the planner chooses, 1: none), and who asks."""
-        rule = rule_of(region.module, tuple(rule for rule in self.options.rules if rule[1].startswith("tile")))
-        if rule is not None:
-            count = rule[1].partition(":")[2]
-            return (int(count) if count else 0), f"rule {rule[0]!r}"
+    def _request(self, region: Region) -> Request | None:
+        """What the first rule that matches the region asks for, else the option; None where neither wants shards."""
+        match = first_match(region.module, self.rules)
+        if match is not None and isinstance(match.rule.action, Tile):
+            return Request(match.rule.action.shards, match.rule)
         asked = getattr(self.options.tile, region.kind) if self.options.tile is not None else False
         if asked is False:
-            return 1, ""
-        return (0, "") if asked == "auto" else (asked, f"option 'tile': {{{region.kind!r}: {asked}}}")
+            return None
+        return Request(None, None) if asked == "auto" else Request(asked, TileOption(region.kind, asked))
 
     def _refuse(self, refused: Sequence[Refused]) -> None:
         for module, reason in dict.fromkeys((problem.module, problem.reason) for problem in refused):
@@ -115,27 +134,26 @@ class Tiling:
                     "the number of tokens is symbolic, and shards are of a known size: torch.compile(dynamic=False)"
                 )
             self.refusals.append(Refusal("tile", reason))
-        self._say_what_is_returned()
-        paths = [region.module for region in self.regions]
-        for pattern, action in self.options.rules:
-            if action.startswith("tile") and not any(rule_of(path, ((pattern, action),)) for path in paths):
-                self.refusals.append(Refusal(f"rule {pattern!r}: {action!r}", "no region that can be tiled matches it"))
+        self._refuse_returned_logits()
+        for rule in self.rules:
+            if not any(first_match(region.module, (rule,)) for region in self.regions):
+                self.refusals.append(Refusal(rule.spelling, "no region that can be tiled matches it"))
 
-    def _say_what_is_returned(self) -> None:
-        """What the function returns whole of a loss's wide values: no number of shards makes that smaller."""
+    def _refuse_returned_logits(self) -> None:
+        """Say which wide values of a loss the function returns: no number of shards makes those smaller."""
         returned = set(self.joint.graph.output_node().all_input_nodes)
         nodes = {node.name: node for node in self.joint.graph.nodes}
         for region in self.regions:
             for name in [n for n in region.outputs if region.kind == "loss" and n in set(region.forward)]:
                 size = logical_bytes(nodes[name].meta.get("val"))
-                if size >= region.row_bytes * region.tokens // 4 and _seen_as(nodes[name]) & returned:
+                if size >= region.row_bytes * region.tokens // 4 and _views(nodes[name]) & returned:
                     what = f"the logits of tile {region.module or 'a loss'}"
                     told = f"the function returns them beside its loss: {format_size(size)} that stay whole, and as "
                     told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
                     self.refusals.append(Refusal(what, told))
 
     def _drop(self, problem: Mixed | TileError, shards: Shards) -> Shards:
-        """The shards without the group of the region that failed; its refusal is written down."""
+        """The shards without the group of the region that failed. The refusal is noted, the group stays untiled."""
         if isinstance(problem, TileError):
             region, reason = problem.region, str(problem)
         else:
@@ -148,14 +166,12 @@ class Tiling:
 
 
 def _decision(region: Region, shards: int, group: Group) -> Decision:
-    why = group.why or "its values make the peak"
-    size = region.row_bytes * region.tokens
-    return Decision(
-        region.outputs[0], size, "tile", region.module, "", 0.0, why, shards=len(sizes(region.tokens, shards))
-    )
+    action = Tile(len(sizes(region.tokens, shards)))
+    why = str(group.origin) if group.origin else "its values make the peak"
+    return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 
 
-def _seen_as(node: fx.Node) -> set[fx.Node]:
+def _views(node: fx.Node) -> set[fx.Node]:
     """A value and all views of it."""
     found, pending = {node}, [node]
     while pending:

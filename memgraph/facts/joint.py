@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from memgraph.facts import kernel_scratch, regions
+from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
 from memgraph.facts.bodies import Inside
 from memgraph.facts.costs import logical_bytes, seconds, storage_span
 from memgraph.facts.gradient_sums import gradient_sums
@@ -41,9 +42,6 @@ class JointFacts:
     region_names: tuple[str, ...]
     retained: bool = False
 
-    def index(self) -> dict[str, int]:
-        return {value.name: i for i, value in enumerate(self.values)}
-
 
 def read_joint(
     joint: fx.GraphModule,
@@ -52,14 +50,14 @@ def read_joint(
     *,
     num_fwd_outputs: int,
     hardware: Hardware,
-    pins: Mapping[str, tuple[str, str]] | None = None,
+    pins: Mapping[str, Pin] | None = None,
     granularity: int = 1,
     retained: bool = False,
     repeatable: Sequence[str] = (),
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
-    pins: by node name, the action and who asked for it, where not the user's own tags.
+    pins: by node name, those that are not the user's own tags.
     repeatable: patterns of the operators that the user has declared to be so.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     """
@@ -113,7 +111,7 @@ def read_joint(
                 scratch=called.scratch if called else kernel_scratch.of_node(node, hardware.device),
                 region=region_of.get(node, 0),
                 savable=tensor and kind not in ("tangent",),
-                fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else "",
+                fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
                 pin=_pin(node, pins or {}),
                 heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
                 accumulates=node in sums,
@@ -158,13 +156,13 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _fixed(node: fx.Node, overwritten: set[fx.Node], repeatable: Sequence[str]) -> str:
+def _fixed(node: fx.Node, overwritten: set[fx.Node], repeatable: Sequence[str]) -> Fixed | None:
     if family(node.target) == "getitem" and node.args[0].op == "call_function":
         return _fixed(node.args[0], overwritten, repeatable)
-    reason = twice_is_wrong(node, repeatable)
-    if not reason and overwritten.intersection(node.all_input_nodes):
-        reason = "reads an input that the forward overwrites"
-    return reason
+    fixed = twice_is_wrong(node, repeatable)
+    if fixed is None and overwritten.intersection(node.all_input_nodes):
+        return Fixed(FixedKind.READS_OVERWRITTEN, "reads an input that the forward overwrites")
+    return fixed
 
 
 def _replayed(
@@ -199,18 +197,16 @@ def _movable(value: torch.Tensor, device: str) -> bool:
     return value.device.type == device and dense
 
 
-def _pin(node: fx.Node, pins: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:
+def _pin(node: fx.Node, pins: Mapping[str, Pin]) -> Pin | None:
     """What the planner may not change, and who says so. The partitioner turns a region's inputs into MUST_SAVE."""
     tag = getattr(node.meta.get("recompute"), "name", "")
     if not tag:  # a rule that could not be followed: the value is fixed
         return pins.get(node.name)
     if tag in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE"):
-        return pins.get(node.name, ("recompute", "the user's checkpoint policy"))
+        return pins.get(node.name, Pin(Recompute(), CheckpointTag()))
     if tag == "MUST_SAVE":
-        action, origin = pins.get(node.name, ("save", "the user's checkpoint policy"))
-        if action == "recompute":
-            return ("save", f"enters a region of {origin}")
-        return (action, origin)
+        pin = pins.get(node.name, Pin(Save(), CheckpointTag()))
+        return Pin(Save(), RegionInput(pin.origin)) if isinstance(pin.action, Recompute) else pin
     return None
 
 

@@ -17,6 +17,7 @@ from torch import fx
 from torch.fx import Node
 
 from memgraph.base import compat
+from memgraph.facts.actions import Fixed, FixedKind
 
 Family = Literal["view", "pointwise", "reduction", "extern", "getitem", "symbol"]
 
@@ -62,6 +63,12 @@ SIZED_BY_DATA = frozenset("item _local_scalar_dense nonzero masked_select prims:
 SIZED_BY_DATA_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 # An author who tags an operator with one of these says that its output is a function of its input's entries.
 COMPUTES_TAGS = frozenset((torch.Tag.pointwise, torch.Tag.reduction))
+
+DRAWS = Fixed(FixedKind.DRAWS, "draws random numbers")
+MUTATES = Fixed(FixedKind.MUTATES, "mutates its arguments")
+HAS_EFFECTS = Fixed(FixedKind.HAS_EFFECTS, "has side effects")
+COMMUNICATES = Fixed(FixedKind.COMMUNICATES, "is a collective")
+SIZED = Fixed(FixedKind.SIZED_BY_DATA, "has an output whose size depends on data")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,8 +130,8 @@ def draws(node: Node) -> bool:
     return True
 
 
-def twice_is_wrong(node: Node, repeatable: Sequence[str] = ()) -> str:
-    """Why the node must not run a second time in the backward, or "" where it may.
+def twice_is_wrong(node: Node, repeatable: Sequence[str] = ()) -> Fixed | None:
+    """Why the node must not run a second time in the backward; None where it may.
 
     repeatable: patterns of the operators that the user has declared.  A checkpoint of the user's own runs what is in it
     twice, memgraph or not: there an operator needs no declaration.
@@ -139,34 +146,34 @@ def checkpointed(node: Node) -> bool:
     return getattr(node.meta.get("recompute"), "name", "") in ("MUST_RECOMPUTE", "PREFER_RECOMPUTE")
 
 
-def _twice_is_wrong(node: Node, repeatable: tuple[str, ...], asked: bool) -> str:
+def _twice_is_wrong(node: Node, repeatable: tuple[str, ...], asked: bool) -> Fixed | None:
     if draws(node):
-        return "draws random numbers"
+        return DRAWS
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         return _of_higher_order(node, repeatable, asked)
     if getattr(target, "_schema", None) is None:
-        return ""
-    return _of_schema(target) or ("" if asked else _undeclared(target, repeatable))
+        return None
+    return _of_schema(target) or (None if asked else _undeclared(target, repeatable))
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_schema(target: Any) -> str:
+def _of_schema(target: Any) -> Fixed | None:
     """Why nobody may run an operator twice, whatever was declared."""
     if target._schema.is_mutable:
-        return "mutates its arguments"
+        return MUTATES
     by_tag = not described(target) and not SIZED_BY_DATA_TAGS.isdisjoint(target.tags)
-    return "has an output whose size depends on data" if by_tag or short_name(target) in SIZED_BY_DATA else ""
+    return SIZED if by_tag or short_name(target) in SIZED_BY_DATA else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _undeclared(target: Any, repeatable: tuple[str, ...]) -> str:
+def _undeclared(target: Any, repeatable: tuple[str, ...]) -> Fixed | None:
     """Why an operator must not run twice unless somebody who knows says that it may."""
     name = target._schema.name
     if name.split("::")[0] in COLLECTIVES:
-        return "is a collective"
+        return COMMUNICATES
     if described(target) or name in COMPUTES or not COMPUTES_TAGS.isdisjoint(target.tags):
-        return ""
+        return None
     return undeclared(name, repeatable)
 
 
@@ -176,26 +183,27 @@ def described(target: Any) -> bool:
     return schema is not None and schema.name.split("::")[0] in DESCRIBED
 
 
-def undeclared(name: str, repeatable: Sequence[str]) -> str:
-    """Why an operator that memgraph does not know must not run twice, "" where the user has declared it."""
+def undeclared(name: str, repeatable: Sequence[str]) -> Fixed | None:
+    """Why an operator that memgraph does not know must not run twice; None where the user has declared it."""
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in repeatable):
-        return ""
-    return f"calls {name}, which is not declared repeatable (option 'repeatable': [{name!r}])"
+        return None
+    text = f"calls {name}, which is not declared repeatable (option 'repeatable': [{name!r}])"
+    return Fixed(FixedKind.UNDECLARED, text)
 
 
-def _of_higher_order(node: Node, repeatable: tuple[str, ...], asked: bool) -> str:
+def _of_higher_order(node: Node, repeatable: tuple[str, ...], asked: bool) -> Fixed | None:
     name = node.target.__name__
     if name in HAVE_EFFECTS or "rng_state" in name:
-        return "has side effects"
+        return HAS_EFFECTS
     if name not in RUNS_WHAT_IT_IS_GIVEN:
-        return "" if asked else undeclared(short_name(node.target), repeatable)
+        return None if asked else undeclared(short_name(node.target), repeatable)
     if name == "triton_kernel_wrapper_functional":
-        return "" if asked else undeclared(f"triton::{compat.triton_kernel(node.kwargs['kernel_idx'])}", repeatable)
+        return None if asked else undeclared(f"triton::{compat.triton_kernel(node.kwargs['kernel_idx'])}", repeatable)
     given = [item for item in node.args if isinstance(item, torch._ops.OpOverload)]
-    reasons = ["draws random numbers" for item in given if torch.Tag.nondeterministic_seeded in item.tags]
+    reasons: list[Fixed | None] = [DRAWS for item in given if torch.Tag.nondeterministic_seeded in item.tags]
     reasons += [_undeclared(item, repeatable) for item in given if not asked]
     reasons += [_twice_is_wrong(inside, repeatable, asked) for body in _bodies(node) for inside in body.graph.nodes]
-    return next(filter(None, reasons), "")
+    return next(filter(None, reasons), None)
 
 
 def _bodies(node: Node) -> Iterator[fx.GraphModule]:

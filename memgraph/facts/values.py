@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import fx
 
+from memgraph.facts.actions import Action, Fixed, Pin
 from memgraph.facts.costs import storage_span
 from memgraph.facts.operators import family, short_name
 from memgraph.machine.hardware import Hardware
@@ -30,7 +31,7 @@ class Value:
     hold: seconds that it costs to save it, beyond its bytes.  heavy: Inductor does not inline it into several readers.
 
     storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
-    fixed: why it must not run twice, "" where it may. pin: what a rule or a tag asks for, with its origin.
+    fixed: why it must not run twice, None where it may. pin: what the planner may not change, None where it chooses.
     scratch: bytes that its operator holds beyond its outputs while it runs (a body's own values).
     accumulates: whether it is one of several sums of a gradient, each but the last read by the next alone.
     movable: whether its bytes may be copied to another tier and back: it owns them, they lie on the device, densely.
@@ -44,8 +45,8 @@ class Value:
     seconds: float
     region: int
     savable: bool
-    fixed: str = ""
-    pin: tuple[str, str] | None = None
+    fixed: Fixed | None = None
+    pin: Pin | None = None
     hold: float = 0.0
     heavy: bool = False
     movable: bool = False
@@ -53,6 +54,10 @@ class Value:
     scratch: int = 0
     module: str = ""
     source: str = ""
+
+    def pinned(self, kind: type[Action]) -> bool:
+        """Whether a pin asks for an action of this kind."""
+        return self.pin is not None and isinstance(self.pin.action, kind)
 
 
 def root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 
 # scipy's maximum_flow works in int32.
@@ -48,13 +49,12 @@ class SavedSetCut:
         self._source, self._sink = 2 * len(number), 2 * len(number) + 1
         for v, vertex in number.items():
             value = values[v]
-            pin = value.pin[0] if value.pin else ""
             holds = value.savable and value.kind != "view"
-            again = not value.fixed and pin in ("", "recompute")
+            again = value.fixed is None and (value.pin is None or value.pinned(Recompute))
             size = 0 if value.storage in free else value.bytes
             if not holds:
                 size = -1  # cannot be held: a view, a tuple, a symbol
-            elif pin == "recompute" and again:
+            elif value.pinned(Recompute) and again:
                 size = -1
             tails += [self._source, vertex]
             heads += [vertex, vertex + 1]

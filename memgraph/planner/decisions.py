@@ -7,36 +7,54 @@ the rewritten graph still means what the joint graph meant. Everything here is h
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-Action = Literal["save", "recompute", "offload", "tile"]
+from memgraph.facts.actions import LEVERS, Action, Tile
+
+Phase = Literal["forward", "backward"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What happens to one forward value that the backward needs, or to one region.
-
-    name: the value's name in the joint graph; a region's first one.  bytes: its storage; a region's longest
-    value, untiled.  action: save, recompute or offload; of a region tile.
-    module: dotted module path, "" where the graph has none.  source: "file:line" of the user's code, or "".
-    seconds: predicted time of computing the value once more (0 for a saved one).
-    why: one phrase: what made the planner, a rule or a tag choose this.
-    tier: where an offloaded value lies: "host" or "nvme"; "" for the others.  shards: of a region.
-    fused: computed within the kernels that read it, in the forward and in the backward: its bytes are never held.
-    """
+    """What happens to one forward value that the backward needs, or to one token region."""
 
     name: str
+    """The value's name in the joint graph; of a region, that of its first output."""
+
     bytes: int
+    """Its storage; of a region, its longest value before it is tiled."""
+
     action: Action
+
     module: str = ""
+    """The dotted module path, "" where the graph has none."""
+
     source: str = ""
+    """The place in the user's code, as "file:line", or ""."""
+
     seconds: float = 0.0
+    """The predicted time of all recomputations of the value in one step."""
+
     why: str = ""
-    tier: str = ""
-    shards: int = 0
+    """The reason, as one phrase to read."""
+
     fused: bool = False
+    """Whether only the kernels that read the value compute it, in both directions: its bytes are never allocated."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: `action` is the lever's name, and the fields of the action stand beside it."""
+        return vars(self) | {"action": self.action.lever} | vars(self.action)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Decision:
+        """The decision that `to_dict` wrote. Raises KeyError or TypeError for any other data."""
+        kind = LEVERS[data["action"]]
+        own = {field.name: data[field.name] for field in dataclasses.fields(kind)}
+        rest = {name: value for name, value in data.items() if name not in own}
+        return cls(**rest | {"action": kind(**own)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +65,37 @@ class Refusal:
     reason: str
 
 
+class Where(enum.Enum):
+    """Which bytes an event speaks of, and the mark that its label carries."""
+
+    NAMED = ""
+    """The storage that the value's name stands for."""
+
+    BACKWARD = "backward"
+    """A storage that the backward computes: of a gradient, or of a recomputed value."""
+
+    KERNEL = "shards"
+    """Kernel scratch of the operator that computes the value."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One change of the allocated bytes.  phase: "forward" or "backward".  bytes: positive is an allocation."""
+    """One change of the allocated bytes."""
 
-    phase: Literal["forward", "backward"]
-    name: str
+    phase: Phase
+
+    value: str
+    """The name of the value, or of Inductor's buffer."""
+
     bytes: int
+    """Positive for an allocation, negative for a deallocation."""
+
+    where: Where = Where.NAMED
+
+    @property
+    def label(self) -> str:
+        """What a trace, a picture or an error calls it."""
+        return self.value if self.where is Where.NAMED else f"{self.value}@{self.where.value}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +106,12 @@ class Timeline:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Any]]) -> Timeline:
-        """What `rows` gave.  Raises TypeError or ValueError for anything else."""
-        return cls(tuple(Event(*row) for row in rows))
+        """The timeline that `rows` wrote. Raises TypeError or ValueError for any other data."""
+        return cls(tuple(Event(phase, value, size, Where(where)) for phase, value, size, where in rows))
 
-    def rows(self) -> list[tuple[str, str, int]]:
-        """Phase, name and bytes of each event, for JSON: a large graph has tens of thousands."""
-        return [(event.phase, event.name, event.bytes) for event in self.events]
+    def rows(self) -> list[tuple[str, str, int, str]]:
+        """Plain data for JSON, one short row for each event: a large graph has tens of thousands."""
+        return [(event.phase, event.value, event.bytes, event.where.value) for event in self.events]
 
     def sums(self) -> list[int]:
         """Allocated bytes above the baseline after each event."""
@@ -90,84 +132,105 @@ class Timeline:
         if not sums:
             return ()
         top = sums.index(max(sums))
-        live: dict[str, Event] = {}
+        live: dict[tuple[str, Where], Event] = {}
         for event in self.events[: top + 1]:
             if event.bytes > 0:
-                live[event.name] = event
+                live[event.value, event.where] = event
             else:
-                live.pop(event.name, None)
+                live.pop((event.value, event.where), None)
         return tuple(sorted(live.values(), key=lambda event: -event.bytes))
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One operator of the backward.  name: in the joint graph.  copy: 0 for the first time that it runs there.
-
-    reads: for each of its inputs, in order, which copy it reads.
-    """
+    """One operator of the backward."""
 
     name: str
+    """Its name in the joint graph."""
+
     copy: int
+    """How many times it ran in the backward before."""
+
     reads: tuple[int, ...]
+    """Which copy of each of its inputs it reads, in their order."""
 
 
 def node_name(operator: str, copy: int) -> str:
-    """What the node of a step is called in the rewritten backward."""
+    """The name of a step's node in the rewritten backward."""
     return operator if copy == 0 else f"{operator}_copy{copy}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One value that leaves the device in the forward and is back in the backward.
-
-    name: in the joint graph.  bytes: that are copied.  tier: "host" or "nvme".  finish: the operator of the forward
-    after which the copy is done.  load: (operator, copy) of the backward before which the copy back starts.
-    use: the one that reads it first.
-    """
+    """One value that leaves the device in the forward and is back in the backward."""
 
     name: str
+    """Its name in the joint graph."""
+
     bytes: int
+    """How many bytes are copied."""
+
     tier: str
+    """Where they go: "host" or "nvme"."""
+
     finish: str
+    """The operator of the forward after which the copy is done."""
+
     load: tuple[str, int]
+    """The operator of the backward, and its copy, before which the copy back starts."""
+
     use: tuple[str, int]
+    """The operator of the backward, and its copy, that reads the value first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All decisions of one joint graph.
-
-    saved: names of the values that cross to the backward.  backward: its operators in order, recomputation included.
-    stock: Inductor's own split stands as it is (saved and backward then only describe it).
-    decisions: one for every forward value that the backward reads and that holds bytes of its own.
-    peak: bytes above the baseline, by the planner's sweep.  seconds: of recomputation beyond Inductor's own, and of
-    waiting for copies.  transfers: values that leave the device, in the order of the forward.
-    settled: sums of gradients in the backward that are written to memory one by one.
-    """
+    """All decisions of one joint graph."""
 
     saved: tuple[str, ...]
-    backward: tuple[Step, ...]
-    stock: bool = False
-    decisions: tuple[Decision, ...] = ()
-    peak: int = 0
-    seconds: float = 0.0
-    transfers: tuple[Transfer, ...] = ()
-    settled: tuple[str, ...] = ()
+    """Names of the values that cross to the backward."""
 
-    def bytes_on(self, tier: str) -> int:
-        """Bytes that one step keeps on a tier, before any rounding."""
-        return sum(transfer.bytes for transfer in self.transfers if transfer.tier == tier)
+    backward: tuple[Step, ...]
+    """The operators of the backward in their order, recomputation included."""
+
+    stock: bool = False
+    """Whether Inductor's own split stands as it is: `saved` and `backward` only describe it then."""
+
+    decisions: tuple[Decision, ...] = ()
+    """One for each tiled region, and one for each forward value with bytes of its own that the backward reads."""
+
+    peak: int = 0
+    """Bytes above the baseline, by the planner's sweep."""
+
+    seconds: float = 0.0
+    """Predicted time of waiting for copies, and of recomputation beyond Inductor's own."""
+
+    transfers: tuple[Transfer, ...] = ()
+    """The values that leave the device, in the order of the forward."""
+
+    settled: tuple[str, ...] = ()
+    """Sums of gradients in the backward that are written to memory one by one."""
+
+    @property
+    def tiled(self) -> bool:
+        """Whether some region runs in shards."""
+        return any(isinstance(decision.action, Tile) for decision in self.decisions)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["backward"] = [vars(step) for step in self.backward]
+        data["decisions"] = [decision.to_dict() for decision in self.decisions]
+        data["transfers"] = [vars(transfer) for transfer in self.transfers]
+        return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         data["saved"] = tuple(data["saved"])
         data["settled"] = tuple(data["settled"])
         data["backward"] = tuple(Step(s["name"], s["copy"], tuple(s["reads"])) for s in data["backward"])
-        data["decisions"] = tuple(Decision(**decision) for decision in data["decisions"])
+        data["decisions"] = tuple(map(Decision.from_dict, data["decisions"]))
         data["transfers"] = tuple(
             Transfer(**(t | {"load": tuple(t["load"]), "use": tuple(t["use"])})) for t in data["transfers"]
         )

@@ -1,24 +1,31 @@
-"""What was decided, as a plan, as refusals, as a timeline: indices turned into names, with their reasons."""
+"""A candidate as a plan, as refusals and as a timeline: names for indices, and the reasons."""
 
 from __future__ import annotations
 
+import collections
 import difflib
 import fnmatch
+import functools
+from collections.abc import Iterator, Sequence
 
 from memgraph.base import compat
 from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Offload, Recompute, Rule, Save, Tile
 from memgraph.facts.joint import JointFacts
-from memgraph.facts.liveness import Program
+from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.regions import matched
+from memgraph.facts.values import Value
 from memgraph.planner.candidate import Candidate
-from memgraph.planner.decisions import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
+from memgraph.planner.decisions import Decision, Event, Phase, Plan, Refusal, Step, Timeline, Transfer, Where
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 
+# --- the plan ---------------------------------------------------------------------------------------------
+
 
 def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tuple[Decision, ...] = ()) -> Plan:
-    """Turn indices into names, and the schedule into decisions with their reasons."""
+    """The plan of a candidate.  stock: Inductor's own choice, to compare with.  tiles: decisions of tiled regions."""
     values, schedule = facts.values, chosen.schedule
     steps = tuple(
         Step(values[i].name, copy, tuple(source for _, source in reads))
@@ -36,7 +43,7 @@ def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tup
     )
 
 
-def _transfers(facts: JointFacts, chosen: Candidate):
+def _transfers(facts: JointFacts, chosen: Candidate) -> Iterator[Transfer]:
     values, schedule = facts.values, chosen.schedule
 
     def step(n: int) -> tuple[str, int]:
@@ -49,65 +56,78 @@ def _transfers(facts: JointFacts, chosen: Candidate):
         yield Transfer(value.name, value.bytes, move.tier, finish, step(move.load), step(move.use))
 
 
-def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate):
-    saved, ours = set(chosen.schedule.saved), set(facts.backward)
+def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate) -> Iterator[Decision]:
+    """One for each forward value with bytes of its own that the backward reads, in the order of the graph."""
+    saved, backward = set(chosen.schedule.saved), set(facts.backward)
     moves = {move.value: move for move in chosen.moves}
-    stock_again = stock.schedule.recomputed
-    held_somewhere = _written(chosen)
-    times: dict[int, int] = {}
-    for i, _ in chosen.schedule.backward_steps:
-        times[i] = times.get(i, 0) + 1
+    allocated = _allocated(chosen)
+    times = collections.Counter(i for i, _ in chosen.schedule.backward_steps)
     for i, value in enumerate(facts.values):
-        held = facts.values[value.storage]
-        if i in ours or held.kind == "primal" or value.kind == "primal" or held.bytes == 0:
+        owner = facts.values[value.storage]
+        if i in backward or owner.kind == "primal" or value.kind == "primal" or owner.bytes == 0:
             continue
+        decide = functools.partial(Decision, value.name, owner.bytes, module=value.module, source=value.source)
         if i in moves:
-            why = value.pin[1] if value.pin else "its copies cost less than its bytes or its recomputation"
-            yield Decision(value.name, held.bytes, "offload", value.module, value.source, 0.0, why, moves[i].tier)
+            yield decide(Offload(moves[i].tier), why=_why_offloaded(value))
         elif i in saved:
-            why = (
-                value.pin[1]
-                if value.pin and value.pin[0] != "recompute"
-                else (value.fixed if value.fixed else "the backward reads it and it fits")
-            )
-            yield Decision(value.name, held.bytes, "save", value.module, value.source, 0.0, why)
-        elif i in times and value.kind not in ("view", "tuple", "symbol"):
-            seconds = value.seconds * times[i]
-            if value.pin and value.pin[0] == "recompute":
-                why = value.pin[1]
-            elif i in stock_again:
-                why = "Inductor recomputes it too"
-            else:
-                why = "dropped for the budget"
-            if times[i] > 1:
-                why += f", once for each of {times[i]} regions"
-            fused = i not in held_somewhere and value.storage not in held_somewhere
-            yield Decision(value.name, held.bytes, "recompute", value.module, value.source, seconds, why, fused=fused)
+            yield decide(Save(), why=_why_saved(value))
+        elif times[i] and value.kind not in ("view", "tuple", "symbol"):
+            why = _why_recomputed(value, i in stock.schedule.recomputed, times[i])
+            fused = i not in allocated and value.storage not in allocated
+            yield decide(Recompute(), why=why, seconds=value.seconds * times[i], fused=fused)
 
 
-def _written(chosen: Candidate) -> set[int]:
+def _why_offloaded(value: Value) -> str:
+    return str(value.pin.origin) if value.pin else "its copies cost less than its bytes or its recomputation"
+
+
+def _why_saved(value: Value) -> str:
+    if value.pin is not None and not value.pinned(Recompute):
+        return str(value.pin.origin)
+    return value.fixed.text if value.fixed else "the backward reads it and it fits"
+
+
+def _why_recomputed(value: Value, stock: bool, times: int) -> str:
+    """stock: Inductor recomputes it too.  times: how often the backward computes it."""
+    if value.pin is not None and value.pinned(Recompute):
+        why = str(value.pin.origin)
+    else:
+        why = "Inductor recomputes it too" if stock else "dropped for the budget"
+    return f"{why}, once for each of {times} regions" if times > 1 else why
+
+
+def _allocated(chosen: Candidate) -> set[int]:
     """Values that get a buffer, in the forward or in the backward, by the sweep."""
     sides = ((chosen.schedule.forward, chosen.forward), (chosen.schedule.backward, chosen.backward))
     return {program.values[slot] for program, swept in sides for slot in swept.births}
 
 
-def refusals(facts: JointFacts, plan: Plan, rules: tuple[tuple[str, str], ...], repeatable: tuple[str, ...]):
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def refusals(facts: JointFacts, plan: Plan, rules: tuple[Rule, ...], repeatable: tuple[str, ...]) -> Iterator[Refusal]:
+    """Recomputation that was asked for and not done, declarations of no operator, and rules that pin nothing.
+
+    Rules about tiles speak of regions and not of values: backend/tiling.py refuses those.
+    """
     saved = set(plan.saved)
     for value in facts.values:
-        if value.pin and value.pin[0] == "recompute" and value.name in saved and value.kind != "primal":
-            reason = value.fixed or "the recomputation of another value starts from it"
-            yield Refusal(f"recompute {value.name} ({value.pin[1]})", f"it {reason}" if value.fixed else reason)
+        if value.pin is not None and value.pinned(Recompute) and value.name in saved and value.kind != "primal":
+            reason = f"it {value.fixed}" if value.fixed else "the recomputation of another value starts from it"
+            yield Refusal(f"recompute {value.name} ({value.pin.origin})", reason)
     yield from _unknown(repeatable)
-    for pattern, action in rules:
-        if action.startswith("tile"):  # those are about regions: backend/tiling.py
-            continue
-        if not any(value.pin and value.pin[1] == f"rule {pattern!r}" for value in facts.values):
-            reason = "no module path of this graph matches the pattern"
-            if any(matched(value.module, pattern) for value in facts.values):
-                reason = "an earlier rule or a checkpoint policy has what it names, or nothing of it may be pinned"
-            if action.startswith("offload:"):
-                reason = "no value that is saved comes from a module that matches the pattern"
-            yield Refusal(f"rule {pattern!r}: {action!r}", reason)
+    pinning = {value.pin.origin for value in facts.values if value.pin is not None}
+    for rule in rules:
+        if rule not in pinning and not isinstance(rule.action, Tile):
+            yield Refusal(rule.spelling, _why_no_pin(facts, rule))
+
+
+def _why_no_pin(facts: JointFacts, rule: Rule) -> str:
+    if isinstance(rule.action, Offload):
+        return "no value that is saved comes from a module that matches the pattern"
+    if any(matched(value.module, rule.pattern) for value in facts.values):
+        return "an earlier rule or a checkpoint policy has what it names, or nothing of it may be pinned"
+    return "no module path of this graph matches the pattern"
 
 
 def full_tiers(planner: Planner, chosen: Candidate, missed: bool) -> tuple[tuple[Tier, int], ...]:
@@ -126,8 +146,8 @@ def full_refusal(tier: Tier, need: int) -> Refusal:
     return Refusal(f"offload to {tier.name}", f"{text}: {tier.why}" if tier.why else text)
 
 
-def _unknown(repeatable: tuple[str, ...]):
-    """Declared operators that there are none of: registered later than this graph, or misspelled."""
+def _unknown(repeatable: tuple[str, ...]) -> Iterator[Refusal]:
+    """Declarations that match no operator: it is registered later than this graph is planned, or misspelled."""
     names = compat.operator_names() if repeatable else set()
     for pattern in repeatable:
         if not fnmatch.filter(names, pattern):
@@ -137,8 +157,8 @@ def _unknown(repeatable: tuple[str, ...]):
             yield Refusal(f"option 'repeatable': {pattern!r}", f"no operator of that name is registered{hint}")
 
 
-def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
-    """What of offload was not done, besides what found no room."""
+def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers) -> Iterator[Refusal]:
+    """Tiers that only rules use, and values that a rule sends away and that stay."""
     if planner.offloader is None:
         return
     for tier in tiers.tiers:
@@ -147,47 +167,55 @@ def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers):
             yield Refusal(f"offload to {tier.name}", reason)
     for i, reason in planner.offloader.refused(chosen):
         value = planner.facts.values[i]
-        yield Refusal(f"offload {value.name} ({value.pin[1]})", reason)
+        yield Refusal(f"offload {value.name} ({value.pin.origin})", reason)
+
+
+# --- the timeline -----------------------------------------------------------------------------------------
 
 
 def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:
-    """The sweep of a candidate as events; names are those of the joint graph."""
-    events: list[Event] = []
-    values = facts.values
-
-    def add(phase: str, program: Program, which: int, size: int) -> None:
-        if size:
-            events.append(Event(phase, _storage_name(values, program.values[which], phase, which, program), size))
-
-    sides = (
-        ("forward", candidate.schedule.forward, candidate.forward),
-        ("backward", candidate.schedule.backward, candidate.backward),
-    )
-    for phase, program, swept in sides:
-        dying: dict[int, list[int]] = {}
-        for storage, at in swept.deaths.items():
-            dying.setdefault(at, []).append(storage)
-        born: dict[int, list[int]] = {}
-        for storage, at in swept.births.items():
-            born.setdefault(at, []).append(storage)
-        for slot in range(len(program.values)):
-            freed = dying.get(slot, ())
-            # In place where the sweep says so: the bytes that die are given back before the new ones are taken.
-            early = swept.in_place.get(slot)
-            changes = [(early, -1)] if early is not None else []
-            changes += [(s, 1) for s in born.get(slot, ()) if slot >= program.inputs]
-            gone = [(s, -1) for s in freed if s != early]
-            for which, sign in changes:
-                add(phase, program, which, sign * swept.bytes[which])
-            if slot >= program.inputs and (scratch := values[program.values[slot]].scratch):
-                inside = f"{values[program.values[slot]].name}@shards"
-                events += [Event(phase, inside, scratch), Event(phase, inside, -scratch)]
-            for which, sign in gone:
-                add(phase, program, which, sign * swept.bytes[which])
-    return Timeline(tuple(events))
+    """The sweep of a candidate as events, with the names of the joint graph."""
+    forward = _events(facts.values, "forward", candidate.schedule.forward, candidate.forward)
+    backward = _events(facts.values, "backward", candidate.schedule.backward, candidate.backward)
+    return Timeline((*forward, *backward))
 
 
-def _storage_name(values, value: int, phase: str, slot: int, program) -> str:
-    name = values[values[value].storage if slot < program.inputs else value].name
-    recomputed = phase == "backward" and slot >= program.inputs
-    return f"{name}@backward" if recomputed else name
+def _events(values: Sequence[Value], phase: Phase, program: Program, swept: Sweep) -> Iterator[Event]:
+    born, dying = _by_slot(swept.births), _by_slot(swept.deaths)
+
+    def change(storage: int, sign: int) -> Iterator[Event]:
+        if size := swept.bytes[storage]:
+            name, where = _storage(values, phase, program, storage)
+            yield Event(phase, name, sign * size, where)
+
+    for slot in range(len(program.values)):
+        # In place where the sweep says so: the bytes that die are given back before the new ones are taken.
+        reused = swept.in_place.get(slot)
+        if reused is not None:
+            yield from change(reused, -1)
+        if slot >= program.inputs:
+            for storage in born.get(slot, ()):
+                yield from change(storage, 1)
+            value = values[program.values[slot]]
+            if value.scratch:
+                yield Event(phase, value.name, value.scratch, Where.KERNEL)
+                yield Event(phase, value.name, -value.scratch, Where.KERNEL)
+        for storage in dying.get(slot, ()):
+            if storage != reused:
+                yield from change(storage, -1)
+
+
+def _by_slot(slots: dict[int, int]) -> dict[int, list[int]]:
+    """Storages by the slot that they are born or die at."""
+    found: dict[int, list[int]] = {}
+    for storage, slot in slots.items():
+        found.setdefault(slot, []).append(storage)
+    return found
+
+
+def _storage(values: Sequence[Value], phase: Phase, program: Program, slot: int) -> tuple[str, Where]:
+    """The storage that the value in `slot` owns, as events name it."""
+    value = program.values[slot]
+    if slot < program.inputs:
+        return values[values[value].storage].name, Where.NAMED
+    return values[value].name, Where.BACKWARD if phase == "backward" else Where.NAMED

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from memgraph.facts.actions import Offload
 from memgraph.planner.candidate import Candidate, fastest, smallest
 from memgraph.planner.queues import Clock, Tier, place
 from memgraph.planner.schedule import Copies
@@ -61,7 +62,7 @@ class Offloader:
         self.planner, self.facts, self.tiers = planner, planner.facts, tiers
         values, facts = planner.facts.values, planner.facts
         self._returned = {values[i].storage for i in facts.forward_outputs}
-        self._pins = any(value.pin and value.pin[0].startswith("offload:") for value in values)
+        self._pins = any(value.pinned(Offload) for value in values)
         self._clocks: dict[tuple[tuple[int, ...], Copies], Clock] = {}  # all else of a schedule follows from these
         self._stock: Candidate | None = None
 
@@ -141,7 +142,7 @@ class Offloader:
 
     def _rule(self, i: int) -> Tier | None:
         pin = self.facts.values[i].pin
-        return self.tiers.named(pin[0].removeprefix("offload:")) if pin and pin[0].startswith("offload:") else None
+        return self.tiers.named(pin.action.tier) if pin is not None and isinstance(pin.action, Offload) else None
 
     def _free(self, i: int) -> bool:
         """Whether neither a rule nor a tag keeps the value on the device."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memgraph.facts.actions import Recompute
 from memgraph.planner.candidate import Candidate, fastest, smallest
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Polish:
             and values[i].kind != "view"
             and values[i].bytes
             and values[i].seconds > values[i].hold
-            and not (values[i].pin and values[i].pin[0] == "recompute")
+            and not values[i].pinned(Recompute)
         ]
         return sorted(again, key=lambda i: ((values[i].hold - values[i].seconds) / values[i].bytes, -i))
 
@@ -109,4 +110,4 @@ class Polish:
     def _dropped(self, i: int) -> bool:
         """Whether a saved value need not be."""
         value = self.planner.facts.values[i]
-        return value.kind != "primal" and not value.fixed and not (value.pin and value.pin[0] != "recompute")
+        return value.kind != "primal" and value.fixed is None and (value.pin is None or value.pinned(Recompute))

@@ -226,7 +226,7 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
     kept = set(facts.forward_outputs) | set(crossing)
     needed = set(kept)
     for i in reversed(facts.forward):
-        if values[i].fixed.startswith(("mutates", "has side")):
+        if (fixed := values[i].fixed) is not None and fixed.runs_unread:
             needed.add(i)
         if i in needed:
             needed.update(values[i].inputs)

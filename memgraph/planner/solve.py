@@ -20,6 +20,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import sweep
 from memgraph.planner.candidate import Candidate, fastest, smallest
@@ -160,9 +161,7 @@ class Planner:
         return [
             i
             for i in SavedSetCut(self.facts).needed
-            if values[i].savable
-            and values[i].kind != "view"
-            and not (values[i].pin and values[i].pin[0] == "recompute")
+            if values[i].savable and values[i].kind != "view" and not values[i].pinned(Recompute)
         ]
 
     def borders(self, price: float) -> list[tuple[int, ...]]:

@@ -11,6 +11,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from memgraph.facts.actions import Origin
+
 # The fewest rows of a shard. On a CPU a head and its loss took 1.04, 1.11 and 1.07 of Inductor's time in shards of 512,
 # 256 and 128 rows (docs/decisions/0007); on CUDA nothing was measured.
 LEAST_ROWS = {"cpu": 128, "cuda": 1024}
@@ -22,7 +24,8 @@ LEAST_SHARE = 0.05
 class Group:
     """Equal regions.  regions: their places among all.  tokens: of each.  most: shards that it may have.
 
-    fixed: the number of shards that a rule or an option asks for, 0 where the planner chooses.  why: who asks.
+    fixed: the number of shards where the planner may not choose it, else None.  origin: who asks for shards, if not
+    the planner.
     """
 
     kind: str
@@ -30,8 +33,8 @@ class Group:
     tokens: int
     regions: tuple[int, ...]
     most: int
-    fixed: int = 0
-    why: str = ""
+    fixed: int | None = None
+    origin: Origin | None = None
 
 
 Shards = tuple[int, ...]  # by group; 1: untiled
@@ -54,7 +57,7 @@ def more(groups: Sequence[Group], shards: Shards, standing: Mapping[int, int], p
     free = [
         n
         for n, group in enumerate(groups)
-        if not group.fixed and shards[n] < group.most and standing.get(n, 0) >= LEAST_SHARE * peak
+        if group.fixed is None and shards[n] < group.most and standing.get(n, 0) >= LEAST_SHARE * peak
     ]
     if not free:
         return None

@@ -1,271 +1,215 @@
-"""How a report is laid out as text and tables."""
+"""Figures as text and tables, those first that a reader asks for first."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memgraph.base.errors import Binding
 from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Action, Offload, Recompute, Save, Tile
 from memgraph.planner.decisions import Decision
-from memgraph.reporting.report import SWEEP, size_of
+from memgraph.reporting.figures import Figures, Source
+from memgraph.reporting.layers import ModulePath, fold, numbered
+from memgraph.reporting.tables import Column, Kind, Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
-    from memgraph.reporting.report import Report
+TOP_MODULES = 24  # rows; the others are summed up in one more
+TOP_VALUES = 10  # of each action
+TOP_BINDING = 5
+FUSED = "fused, never held"
 
-_TOP_MODULES = 24  # rows; what is left is summed up in one more
-_TOP_VALUES = 10  # kept, and as many dropped
-_TOP_BINDING = 5
-_VALUES = "value|>bytes|>times|module|source|~why"
-_SENTENCE = 40  # columns at the least for sentences, where there is room
-_FUSED = "fused, never held"
-_NEARLY = 0.1  # of a layer's bytes may differ where layers are shown as one
-Rows = list[tuple[str, ...]]
+BYTES, TIMES, WHY = Column("bytes", Kind.NUMBER), Column("times", Kind.NUMBER), Column("why", Kind.SENTENCE)
+VALUE, MODULE, PLACE = Column("value"), Column("module"), Column("source", Kind.PLACE)
+VALUES = (VALUE, BYTES, TIMES, MODULE, PLACE, WHY)
+HEADERS: dict[type[Action], str] = {Save: "saved", Recompute: "recomputed", Offload: "offloaded"}
 
 
-def layout(report: Report, width: int) -> Group:
-    """The report as rich text and tables, the most asked for first. Words are broken only where `width` needs it."""
+def layout(figures: Figures, width: int) -> Group:
+    """The figures as rich text and tables. Words are broken only where `width` needs it."""
     from rich.console import Group
     from rich.text import Text
 
-    title = f"memgraph: {report.graph} on {report.device}" + (" (from a warm cache)" if report.cached else "")
-    parts: list[Any] = [Text(title), Text(report.summary, style="bold")]
-    for title, columns, rows in _sections(report):
-        parts += [Text(f"\n{title}", style="bold")] * bool(title) + [_table(columns, rows, width)]
+    title = f"memgraph: {figures.graph} on {figures.device}" + (" (from a warm cache)" if figures.cached else "")
+    parts: list[Any] = [Text(title), Text(summary(figures), style="bold")]
+    for table in _tables(figures):
+        if table.title:
+            parts.append(Text(f"\n{table.title}", style="bold"))
+        parts.append(table.render(width))
     return Group(*parts)
 
 
-def needed_width(report: Report) -> int:
-    """Columns in which no name of the report has to be broken."""
-    return max(_needed(columns, rows) for _, columns, rows in _sections(report))
+def needed_width(figures: Figures) -> int:
+    """Columns in which no name has to be broken."""
+    return max(table.width for table in _tables(figures))
 
 
-def _sections(report: Report) -> Iterator[tuple[str, str, Rows]]:
-    """Title, columns (see `_table`) and rows of each table that has any."""
-    yield "", "|~", list(_head(report))
-    moves = any(decision.tier for decision in report.decisions)
-    largest = sorted(report.binding, key=lambda tensor: -tensor.bytes)
-    for title, columns, rows in (
-        (
-            "Modules (sums over equal layers)",
-            f"module|>saved|>recomputed|{'>offloaded|' * moves}>in time|~why",
-            (row if moves else (*row[:3], *row[4:]) for row in _module_rows(report.decisions)),
-        ),
-        ("Run in shards of their tokens", "module|>times|>shards|>longest value|~why", _tile_rows(report.decisions)),
-        ("Largest values kept", _VALUES, _value_rows(report.decisions, "save")),
-        ("Largest values dropped", _VALUES, _value_rows(report.decisions, "recompute")),
-        ("Largest values offloaded", _VALUES, _value_rows(report.decisions, "offload")),
-        ("Live at the predicted peak", ">bytes|value|module|source", _binding_rows(largest)),
-        ("Refused", "what|~why", ((refusal.what, refusal.reason) for refusal in report.refusals)),
-        ("Notes", "~", ((note,) for note in report.notes)),
-        ("Compilation", "stage|>time", _stage_rows(report)),
-    ):
-        if rows := list(rows):
-            yield title, columns, rows
+def summary(figures: Figures) -> str:
+    """How much memory the plan saves, and at what price."""
+    if figures.slowdown is None:
+        return f"{_saving(figures)}; slow-down unknown"
+    kind = "slow-down" if figures.slowdown >= 0 else "speed-up"
+    return f"{_saving(figures)}; predicted {kind} {_percent(abs(figures.slowdown))}"
 
 
-def _head(report: Report) -> Iterator[tuple[str, str]]:
-    asked = f"asked for: {report.requested}" + (" bytes" if report.requested.isdecimal() else "")
-    if report.reserve:
-        asked += f"; {format_size(report.reserve)} of it held back"
-    yield "budget", f"{'none' if report.budget is None else format_size(report.budget)} ({asked})"
-    yield "baseline", f"{format_size(report.baseline)} (allocated when the step starts)"
-    source = report.source_of_unplanned_peak
-    unplanned = f"{size_of(report.unplanned_peak, source)} (Inductor's own partition"
-    yield "unplanned peak", unplanned + (f", estimated by the {SWEEP})" if source == SWEEP else ")")
-    source = f"{'estimated ' * (report.source_of_peak == SWEEP)}by the {report.source_of_peak}"
-    if report.budget is not None:
-        spare = report.budget - report.reserve - report.predicted_peak
-        left = size_of(abs(spare), report.source_of_peak)
-        source += f"; {left} {'to spare' if spare >= 0 else 'OVER the budget'}"
-    yield "predicted peak", f"{size_of(report.predicted_peak, report.source_of_peak)} ({source})"
+def size_of(size: int, source: Source) -> str:
+    """A size as text, marked where its source is an estimate."""
+    return f"{_about(source)}{format_size(size)}"
+
+
+def _saving(figures: Figures) -> str:
+    peak, saved, above = figures.unplanned_peak, figures.saved, figures.unplanned_peak - figures.baseline
+    about = _about(figures.source_of_unplanned_peak)
+    if saved < 0 and about:  # an estimate that is too low shows no need for more memory
+        planned = size_of(figures.predicted_peak, figures.source_of_peak)
+        return f"peaks at {planned}, where plain Inductor is estimated at {format_size(peak)}"
+    if saved == 0:
+        return f"saves nothing of a peak of {about}{format_size(peak)}"
+    verb, words = (f"saves {about}", "of") if saved > 0 else ("needs ", "more than")
+    text = f"{verb}{format_size(abs(saved))} {words} a peak of {about}{format_size(peak)}"
+    if peak > 0 and above > 0:
+        text += f" = {_percent(abs(saved) / peak)} (above the baseline: {_percent(abs(saved) / above)})"
+    return text
+
+
+def _tables(figures: Figures) -> Iterator[Table]:
+    """The tables that have rows."""
+    decisions = figures.decisions
+    modules = "Modules (sums over equal layers)"
+    offloads = any(isinstance(decision.action, Offload) for decision in decisions)
+    actions = (Save, Recompute, Offload) if offloads else (Save, Recompute)
+    columns = (*(Column(HEADERS[action], Kind.NUMBER) for action in actions), Column("in time", Kind.NUMBER))
+    shards = (Column("shards", Kind.NUMBER), Column("longest value", Kind.NUMBER))
+    stage = (Column("stage"), Column("time", Kind.NUMBER))
+    tables = (
+        Table("", (Column(), Column(kind=Kind.SENTENCE)), tuple(_head(figures))),
+        Table(modules, (MODULE, *columns, WHY), tuple(_module_rows(decisions, actions))),
+        Table("Run in shards of their tokens", (MODULE, TIMES, *shards, WHY), tuple(_tile_rows(decisions))),
+        Table("Largest values kept", VALUES, tuple(_value_rows(decisions, Save))),
+        Table("Largest values dropped", VALUES, tuple(_value_rows(decisions, Recompute))),
+        Table("Largest values offloaded", VALUES, tuple(_value_rows(decisions, Offload))),
+        Table("Live at the predicted peak", (BYTES, VALUE, MODULE, PLACE), tuple(_binding_rows(figures.binding))),
+        Table("Refused", (Column("what"), WHY), tuple((refusal.what, refusal.reason) for refusal in figures.refusals)),
+        Table("Notes", (Column(kind=Kind.SENTENCE),), tuple((note,) for note in figures.notes)),
+        Table("Compilation", stage, tuple(_stage_rows(figures))),
+    )
+    yield from (table for table in tables if table.rows)
+
+
+def _head(figures: Figures) -> Iterator[Row]:
+    asked = f"asked for: {figures.requested}" + (" bytes" if figures.requested.isdecimal() else "")
+    if figures.reserve:
+        asked += f"; {format_size(figures.reserve)} of it held back"
+    yield "budget", f"{'none' if figures.budget is None else format_size(figures.budget)} ({asked})"
+    yield "baseline", f"{format_size(figures.baseline)} (allocated when the step starts)"
+    source = figures.source_of_unplanned_peak
+    estimated = f", estimated by the {source}" if source == Source.SWEEP else ""
+    yield "unplanned peak", f"{size_of(figures.unplanned_peak, source)} (Inductor's own partition{estimated})"
+    source = figures.source_of_peak
+    told = f"estimated by the {source}" if source == Source.SWEEP else f"by the {source}"
+    if figures.budget is not None:
+        spare = figures.budget - figures.reserve - figures.predicted_peak
+        told += f"; {size_of(abs(spare), source)} {'to spare' if spare >= 0 else 'OVER the budget'}"
+    yield "predicted peak", f"{size_of(figures.predicted_peak, source)} ({told})"
     for tier, name in (("host", "host memory"), ("nvme", "the disk")):
-        if moved := report.bytes_on(tier):
+        if moved := figures.bytes_on(tier):
             yield f"offloaded to {name}", f"{format_size(moved)} a step, out and back"
-    again = f"{_time(report.recompute_time)} of it recomputation"
-    if report.stall_time:
-        again += f", {_time(report.stall_time)} waiting for copies"
-    yield "step time", f"{_time(report.unplanned_time)} -> {_time(report.predicted_time)} ({again})"
+    price = f"{_time(figures.recompute_time)} of it recomputation"
+    if figures.stall_time:
+        price += f", {_time(figures.stall_time)} waiting for copies"
+    yield "step time", f"{_time(figures.unplanned_time)} -> {_time(figures.predicted_time)} ({price})"
     built_in = "with built-in figures, not calibrated on this machine: run `memgraph calibrate`"
-    yield "times", "with figures measured on this machine" if report.calibrated else built_in
+    yield "times", "with figures measured on this machine" if figures.calibrated else built_in
 
 
-def _module_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
-    """One row for each set of layers that are equal or nearly so, and one for each part, in the order of the graph."""
-    layers: dict[tuple[str, str], list[tuple[str, Decision]]] = {}
-    for decision in decisions:
-        if decision.action == "tile":
-            continue
-        stem, number, rest = _split(decision.module)
-        layers.setdefault((stem, number), []).append((rest, decision))
-    groups: list[_Layers] = []
-    for (stem, number), members in layers.items():
-        values = collections.Counter((rest, d.action, d.bytes) for rest, d in members)
-        group = next((group for group in groups if group.stem == stem and group.nearly(values)), None)
-        if group is None:
-            groups.append(group := _Layers(stem, values))
-        group.numbers.append(number)
-        group.members += members
-        group.equal &= group.values == values
-    for group in groups[:_TOP_MODULES]:
-        label, members, count = _join(group.stem, group.numbers) or "(no module)", group.members, len(group.numbers)
+def _module_rows(decisions: Iterable[Decision], actions: Sequence[type[Action]]) -> Iterator[Row]:
+    """One row for each set of equal layers, and one for each of its parts, in the order of the graph."""
+    groups = fold(decisions)
+    for group in groups[:TOP_MODULES]:
+        label, count = group.label or "(no module)", len(group.numbers)
         if count > 1:
             label += f"  x{count}" + ("" if group.equal else ", nearly equal")
-        yield _module_row(label, members)
-        parts: dict[str, list[tuple[str, Decision]]] = {}
-        for rest, decision in members:
-            parts.setdefault(rest.split(".")[1] if rest else "", []).append((rest, decision))
-        if len(parts) > 1:
-            yield from (_module_row(f"  .{part}" if part else "  itself", some) for part, some in parts.items())
-    if left := groups[_TOP_MODULES:]:
-        yield _module_row(f"{len(left)} more", [member for group in left for member in group.members])
+        yield _module_row(label, [decision for _, decision in group.members], actions)
+        if len(parts := group.parts()) > 1:
+            for part, some in parts.items():
+                yield _module_row(f"  .{part}" if part else "  itself", some, actions)
+    if left := groups[TOP_MODULES:]:
+        yield _module_row(f"{len(left)} more", [d for group in left for _, d in group.members], actions)
 
 
-@dataclasses.dataclass
-class _Layers:
-    """Layers that are shown as one.  values: of the first: what each is, within the layer.  equal: all are as that."""
-
-    stem: str
-    values: collections.Counter[tuple[str, str, int]]
-    numbers: list[str] = dataclasses.field(default_factory=list)
-    members: list[tuple[str, Decision]] = dataclasses.field(default_factory=list)
-    equal: bool = True
-
-    def nearly(self, values: collections.Counter[tuple[str, str, int]]) -> bool:
-        """Whether a layer of these values differs from the first one in a few bytes only."""
-        differing = (self.values - values) + (values - self.values)
-        return _bytes(differing) <= _NEARLY * _bytes(self.values)
-
-
-def _bytes(values: collections.Counter[tuple[str, str, int]]) -> int:
-    return sum(size * times for (_, _, size), times in values.items())
-
-
-def _module_row(label: str, members: list[tuple[str, Decision]]) -> tuple[str, ...]:
-    total, whys = collections.Counter[str](), collections.Counter[str]()
-    for _, decision in members:
+def _module_row(label: str, decisions: Iterable[Decision], actions: Sequence[type[Action]]) -> Row:
+    total, whys, seconds = collections.Counter[type[Action]](), collections.Counter[str](), 0.0
+    for decision in decisions:
+        seconds += decision.seconds
         if not decision.fused:
-            total[decision.action] += decision.bytes
-        why = f"{decision.why} ({_FUSED})" if decision.fused else decision.why
-        whys[why] += decision.bytes
-    seconds = sum(decision.seconds for _, decision in members)
+            total[type(decision.action)] += decision.bytes
+        whys[f"{decision.why} ({FUSED})" if decision.fused else decision.why] += decision.bytes
     why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
-    sizes = [format_size(total[action]) if total[action] else "-" for action in ("save", "recompute", "offload")]
+    sizes = [format_size(total[action]) if total[action] else "-" for action in actions]
     return label, *sizes, _time(seconds) if seconds else "-", why
 
 
-def _tile_rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
+def _tile_rows(decisions: Iterable[Decision]) -> Iterator[Row]:
     """The regions that run in shards; equal ones are one row."""
-    alike: dict[Any, list[Decision]] = {}
+    alike: dict[Any, list[ModulePath]] = {}
     for d in decisions:
-        if d.action == "tile":
-            stem, _, rest = _split(d.module)
-            alike.setdefault((stem, rest, d.shards, d.bytes, d.why), []).append(d)
+        if isinstance(d.action, Tile):
+            path = ModulePath.of(d.module)
+            alike.setdefault((path.stem, path.rest, d.action.shards, d.bytes, d.why), []).append(path)
     for (stem, rest, shards, size, why), same in alike.items():
-        module = _join(stem, [_split(d.module)[1] for d in same]) + rest
+        module = numbered(stem, [path.number for path in same]) + rest
         yield module or "(no module)", f"x{len(same)}", str(shards), format_size(size), why
 
 
-def _value_rows(decisions: Iterable[Decision], action: str) -> Iterator[tuple[str, ...]]:
+def _value_rows(decisions: Iterable[Decision], action: type[Action]) -> Iterator[Row]:
     """The largest values with this action, largest sum first; a value that every layer has is one row."""
     alike: dict[Any, list[Decision]] = {}
     for d in decisions:
-        stem, _, rest = _split(d.module)
-        if d.action == action and not d.fused:
-            why = f"{d.tier}: {d.why}" if d.tier else d.why
-            alike.setdefault((d.bytes, stem, rest, d.source, why), []).append(d)
-    for (*_, why), same in sorted(alike.items(), key=lambda item: -len(item[1]) * item[0][0])[:_TOP_VALUES]:
-        first, (stem, _, rest) = same[0], _split(same[0].module)
-        module = _join(stem, [_split(d.module)[1] for d in same]) + rest
-        times, source = f"x{len(same)}", os.path.basename(first.source)
-        yield first.name, format_size(first.bytes), times, module, source, why
+        if isinstance(d.action, action) and not d.fused:
+            path = ModulePath.of(d.module)
+            why = f"{d.action.tier}: {d.why}" if isinstance(d.action, Offload) else d.why
+            alike.setdefault((d.bytes, path.stem, path.rest, d.source, why), []).append(d)
+    for (size, stem, rest, source, why), same in sorted(alike.items(), key=_total, reverse=True)[:TOP_VALUES]:
+        module = numbered(stem, [ModulePath.of(d.module).number for d in same]) + rest
+        yield same[0].name, format_size(size), f"x{len(same)}", module, os.path.basename(source), why
 
 
-def _binding_rows(largest: list[Binding]) -> Iterator[tuple[str, ...]]:
-    for tensor in largest[:_TOP_BINDING]:
+def _total(row: tuple[Any, list[Decision]]) -> int:
+    return sum(decision.bytes for decision in row[1])
+
+
+def _binding_rows(binding: Iterable[Binding]) -> Iterator[Row]:
+    largest = sorted(binding, key=lambda tensor: -tensor.bytes)
+    for tensor in largest[:TOP_BINDING]:
         yield format_size(tensor.bytes), tensor.name, tensor.module, os.path.basename(tensor.source)
-    if rest := largest[_TOP_BINDING:]:
+    if rest := largest[TOP_BINDING:]:
         yield format_size(sum(tensor.bytes for tensor in rest)), f"{len(rest)} more", "", ""
 
 
-def _stage_rows(report: Report) -> Iterator[tuple[str, str]]:
+def _stage_rows(figures: Figures) -> Iterator[Row]:
     stages: dict[str, list[float]] = {}
-    for name, seconds in report.stages:
+    for name, seconds in figures.stages:
         stages.setdefault(name, []).append(seconds)
     for name, times in stages.items():
         yield name + (f"  x{len(times)}" if len(times) > 1 else ""), _time(sum(times))
-    if report.attempts > 1:
-        yield "attempts", str(report.attempts)
-    yield from report.versions
+    if figures.attempts > 1:
+        yield "attempts", str(figures.attempts)
+    yield from figures.versions
 
 
-def _split(module: str) -> tuple[str, str, str]:
-    """`model.layers.3.mlp` -> (`model.layers`, `3`, `.mlp`); a path without a number is all stem."""
-    from memgraph.facts.regions import element_of
-
-    element = element_of(module)
-    if not element:
-        return module, "", ""
-    stem, _, number = element.rpartition(".")
-    return stem, number, module[len(element) :]
+def _about(source: Source) -> str:
+    return "about " if source == Source.SWEEP else ""
 
 
-def _join(stem: str, numbers: Iterable[str]) -> str:
-    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`."""
-    runs: list[list[int]] = []
-    for number in sorted({int(number) for number in numbers if number}):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    listed = ",".join(str(low) if low == high else f"{low}..{high}" for low, high in runs)
-    return ".".join(part for part in (stem, listed) if part)
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
 def _time(seconds: float) -> str:
     if seconds == 0 or abs(seconds) >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.1f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
-def _table(columns: str, rows: Rows, width: int) -> Table:
-    """`columns` names them, one `|` between two; `>` aligns to the right, `~` holds sentences; no names, no header.
-
-    Sentences are wrapped between words. All else is broken only where it does not fit into `width` otherwise.
-    """
-    from rich.box import Box
-    from rich.table import Table
-    from rich.text import Text
-
-    names = columns.split("|")
-    fits = _needed(columns, rows) <= width
-    # A rule under the header and nothing else, in ASCII: a report is also printed where there is no UTF-8.
-    box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-    headed = any(name.strip("~") for name in names)
-    table = Table(box=box, show_header=headed, show_edge=False, collapse_padding=True)
-    for name in names:
-        right, sentences = name.startswith(">"), name.startswith("~")
-        whole = right or name == "source" or (fits and not sentences)
-        table.add_column(name.strip(">~"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
-    return table
-
-
-def _needed(columns: str, rows: Rows) -> int:
-    """Columns of text in which a table has to break no word."""
-    names = columns.split("|")
-    widths = [len(name.strip(">~")) for name in names]
-    for row in rows:
-        for n, text in enumerate(row):
-            longest = len(text)
-            if names[n].startswith("~"):
-                longest = max(min(longest, _SENTENCE), *map(len, text.split()), 0)
-            widths[n] = max(widths[n], longest)
-    return sum(widths) + 3 * len(widths)  # what rich puts beside and between the columns

@@ -12,6 +12,7 @@ from memgraph import BudgetError, MemgraphError, OptionsError
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
 from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Recompute
 from memgraph.machine.hardware import built_in
 
 WIDTH, ROWS, LAYERS = 64, 2048, 4
@@ -49,7 +50,7 @@ def test_real_and_meta_tensors_are_planned_alike():
         assert report.source_of_peak == report.source_of_unplanned_peak == "graph sweep"
         assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak
         assert report.decisions and report.device == "cpu"
-        assert any(decision.action == "recompute" for decision in report.decisions)
+        assert any(isinstance(decision.action, Recompute) for decision in report.decisions)
         reports.append(report)
     assert reports[0].decisions == reports[1].decisions
     assert reports[0].timeline == reports[1].timeline
@@ -138,8 +139,8 @@ def test_a_budget_that_a_tier_has_no_room_for(tmp_path):
 def test_fused_decisions_are_those_that_no_timeline_has():
     _, loss, x = make()
     report = memgraph.plan(loss, x, options={"budget": 0.7}, device="cpu")
-    recomputed = [decision for decision in report.decisions if decision.action == "recompute"]
-    held = {event.name.partition("@")[0] for event in report.timeline.events}
+    recomputed = [decision for decision in report.decisions if isinstance(decision.action, Recompute)]
+    held = {event.value for event in report.timeline.events}
     assert {d.name for d in recomputed if d.fused} and {d.name for d in recomputed if not d.fused}
     assert {d.name for d in recomputed if d.fused}.isdisjoint(held)
     assert {d.name for d in recomputed if not d.fused} <= held

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from memgraph.backend.options import parse_options
 from memgraph.base.errors import OptionsError
+from memgraph.facts.actions import Offload, Rule, Tile
 
 
 def refusal(options) -> str:
@@ -66,7 +67,7 @@ def test_tile():
         assert f"tile.{next(iter(given))}" in refusal({"tile": given})
     assert "did you mean 'logits'" in refusal({"tile": {"logit": "drop"}})
     assert "allowed: True, False, or a dict" in refusal({"tile": 8})
-    assert parse_options({"rules": {"lm_head": "tile:16", "*.mlp": "tile"}}).rules[0] == ("lm_head", "tile:16")
+    assert parse_options({"rules": {"lm_head": "tile:16", "*.mlp": "tile"}}).rules[0] == Rule("lm_head", Tile(16))
     for action in ("tile:1", "tile:", "tile:x", "tiles:4"):
         assert "allowed" in refusal({"rules": {"lm_head": action}})
 
@@ -85,7 +86,7 @@ def test_offload():
     keys = {parse_options({"offload": {"nvme": {"path": "/x", "gpudirect": v}}}).key() for v in (True, False, "auto")}
     assert len(keys) == 3
     rules = {"*.mlp": "offload:nvme"}
-    assert parse_options({"offload": {"nvme": "/scratch"}, "rules": rules}).rules == (("*.mlp", "offload:nvme"),)
+    assert parse_options({"offload": {"nvme": "/scratch"}, "rules": rules}).rules == (Rule("*.mlp", Offload("nvme")),)
 
 
 @pytest.mark.parametrize(

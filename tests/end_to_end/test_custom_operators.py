@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 import memgraph
 from memgraph.base import compat
 from memgraph.base.errors import BudgetError, VerifyError
+from memgraph.facts.actions import Recompute, Save
 from memgraph.facts.costs import seconds
 from memgraph.facts.joint import read_joint
-from memgraph.facts.operators import draws, family, short_name, twice_is_wrong
+from memgraph.facts.operators import draws, family, short_name
 from memgraph.facts.tokens.linear import linear
 from memgraph.facts.tokens.states import Mixed, rule_of
 from memgraph.machine.hardware import built_in
@@ -23,6 +24,7 @@ from memgraph.passes.recompute import recompute
 from memgraph.planner.explain import make_plan
 from memgraph.planner.solve import Planner
 from memgraph.verify.rewrite import snapshot, verify_graph, verify_partition
+from tests.support.graphs import why_fixed
 from tests.support.harness import Eager, assert_bitwise, gradients
 from tests.support.splits import calls, capture
 
@@ -138,7 +140,7 @@ def test_runs_and_gradients_are_those_of_the_unplanned_step(act, budget):
 def test_the_report_says_why_and_how_to_declare_it():
     planned = tight()
     step(Layers(silu), planned)
-    saved = [decision for decision in planned.planned[-1].plan.decisions if decision.action == "save"]
+    saved = [decision for decision in planned.planned[-1].plan.decisions if isinstance(decision.action, Save)]
     reasons = {decision.why for decision in saved if decision.name.startswith("silu")}
     assert reasons == {f"calls {SILU}, which is not declared repeatable (option 'repeatable': ['{SILU}'])"}
 
@@ -282,7 +284,7 @@ def test_the_verifier_counts_the_runs_of_collectives():
         node.meta["val"] = torch.empty(4, device="meta")
     module = fx.GraphModule({}, graph)
     for node in (reduced, waited):
-        assert twice_is_wrong(node) == twice_is_wrong(node, ["_c10d_functional::*"]) == "is a collective"
+        assert why_fixed(node) == why_fixed(node, ["_c10d_functional::*"]) == "is a collective"
     verify_graph(module, snapshot(module), pass_name="a copy")
     with pytest.raises(VerifyError, match="_c10d_functional::wait_tensor is not declared"):
         verify_graph(module, run_again(module, waited), pass_name="a pass")
@@ -315,8 +317,8 @@ ACTS = {"silu": (silu, f"calls {SILU}"), "tagged": (tagged, ""), "tanh": (torch.
 def test_nested_regions_are_looked_into(act, why):
     joint = capture(Layers(nested(act)), X).joint
     regions = calls(joint, "invoke_subgraph")
-    assert {twice_is_wrong(call)[: len(why)] for call in regions} | {""} == {"", why}
-    assert not any(twice_is_wrong(call, ["hidden::*"]) for call in regions)
+    assert {why_fixed(call)[: len(why)] for call in regions} | {""} == {"", why}
+    assert not any(why_fixed(call, ["hidden::*"]) for call in regions)
 
 
 @pytest.mark.parametrize("act, repeats", [(silu, False), (tagged, True)], ids=["undeclared", "tagged"])
@@ -327,8 +329,8 @@ def test_branches_are_looked_into(act, repeats):
     with torch.no_grad():
         graph = graph_of(lambda x: ((y := branches(x)).exp(), y.cos()), X)
     (call,) = calls(graph, "cond")
-    assert twice_is_wrong(call).startswith("" if repeats else f"calls {SILU}") and bool(twice_is_wrong(call)) != repeats
-    assert twice_is_wrong(call, [SILU]) == ""
+    assert why_fixed(call).startswith("" if repeats else f"calls {SILU}") and bool(why_fixed(call)) != repeats
+    assert why_fixed(call, [SILU]) == ""
     after = graph_of(lambda x: (branches(x).exp(), branches(x).cos()), X)
     if repeats:
         verify_graph(graph, after, pass_name="a pass")
@@ -344,7 +346,7 @@ def test_branches_are_looked_into(act, repeats):
 )  # fmt: skip
 def test_other_higher_order_operators_run_once(name, reason):
     node = fx.Graph().call_function(getattr(torch.ops.higher_order, name), ())
-    assert twice_is_wrong(node).startswith(reason)
+    assert why_fixed(node).startswith(reason)
 
 
 class Kernel:
@@ -363,8 +365,8 @@ def test_triton_kernels_are_known_by_the_name_of_their_function():
     index = triton_kernel_wrap.kernel_side_table.add_kernel(Kernel())
     target = triton_kernel_wrap.triton_kernel_wrapper_functional
     node = fx.Graph().call_function(target, (), {"kernel_idx": index, "kwargs": {}})
-    assert "calls triton::add_one, which is not declared" in twice_is_wrong(node)
-    assert twice_is_wrong(node, ["triton::add_one"]) == twice_is_wrong(node, ["triton::*"]) == ""
+    assert "calls triton::add_one, which is not declared" in why_fixed(node)
+    assert why_fixed(node, ["triton::add_one"]) == why_fixed(node, ["triton::*"]) == ""
     assert "triton::add_one" in compat.operator_names()
 
 
@@ -406,7 +408,7 @@ def test_namesakes_of_atens_operators_are_not_taken_for_them(name, shapes, rest)
     hardware = built_in("cpu")
     traffic = sum(read.meta["val"].nbytes for read in (*node.all_input_nodes, node)) / hardware.memory_bandwidth
     assert seconds(node, hardware) == pytest.approx(traffic + hardware.kernel_overhead)
-    assert twice_is_wrong(node).startswith(f"calls namesake::{name}") and not twice_is_wrong(known)
+    assert why_fixed(node).startswith(f"calls namesake::{name}") and not why_fixed(known)
 
 
 def test_a_namesake_of_full_is_no_zero():
@@ -449,7 +451,7 @@ def test_through_inductor(act):
     with pytest.raises(BudgetError) as refused:
         run("memgraph", options={"budget": 1e-6, "cache": False, "strict": True})
     got, again = run("memgraph", options={"budget": refused.value.minimum, "cache": False})
-    assert any(decision.action == "recompute" for decision in memgraph.report().decisions)
+    assert any(isinstance(decision.action, Recompute) for decision in memgraph.report().decisions)
     assert again == runs
     for left, right in zip(got, want, strict=True):
         torch.testing.assert_close(left, right)

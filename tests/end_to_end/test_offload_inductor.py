@@ -13,6 +13,7 @@ from torch._inductor.utils import run_and_get_code
 import memgraph
 from memgraph import runtime
 from memgraph.backend import joint_graph
+from memgraph.facts.actions import Offload
 from memgraph.machine import disk
 from memgraph.machine.measure import peak_above_start
 from tests.support.offloading import GdsFiles
@@ -74,7 +75,7 @@ def test_order_bits_peak_and_a_warm_cache(scratch, monkeypatch):
     call = compiled(module, **options(scratch, cache=False))
     found, codes = run_and_get_code(lambda: step(call, module, X))
     report = memgraph.report()
-    moved = [decision.name for decision in report.decisions if decision.tier]
+    moved = [decision.name for decision in report.decisions if isinstance(decision.action, Offload)]
     assert len(moved) > 6 and report.bytes_on("nvme") > 0
     forward, backward = (next(code for code in codes if f"memgraph.{op}_start" in code) for op in ("offload", "reload"))
     check_forward(forward, moved)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memgraph
+from memgraph.facts.actions import Tile
 from memgraph.runtime.tile_ops import accumulator
 from tests.support.harness import Eager, gradients
 from tests.support.tiles import (
@@ -134,7 +135,7 @@ def test_a_buffer_that_the_step_overwrites(copied):
     options = {"budget": None, "tile": {"mlp": 2}}
     report = memgraph.plan(module(), x, options=options)
     refused = any("overwrite" in refusal.reason for refusal in report.refusals)
-    tiled = any(decision.action == "tile" for decision in report.decisions)
+    tiled = any(isinstance(decision.action, Tile) for decision in report.decisions)
     assert refused != tiled
     assert refused or copied
     want = gradients(module(), "eager", x)
@@ -147,7 +148,7 @@ def test_a_buffer_that_the_step_overwrites(copied):
 def test_the_report_says_how_many_shards_run():
     options = {"budget": None, "tile": {"mlp": 7}}
     report = memgraph.plan(mlp(), torch.randn(2, 6, WIDTH), options=options)
-    assert [decision.shards for decision in report.decisions if decision.action == "tile"] == [6]
+    assert [decision.action.shards for decision in report.decisions if isinstance(decision.action, Tile)] == [6]
 
 
 class Bounded(torch.autograd.Function):

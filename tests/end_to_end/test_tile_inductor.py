@@ -14,6 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import memgraph
+from memgraph.facts.actions import Tile
 from memgraph.machine.measure import peak_above_start
 from tests.support import ROOT, models
 
@@ -70,7 +71,10 @@ def test_bodies_are_compiled_once_and_the_peak_is_known(model):
     call = compiled(model, mlp=3, loss=4)
     got, codes = run_and_get_code(step, call, model, ids())
     report = memgraph.report()
-    assert {(d.module, d.shards) for d in report.decisions if d.action == "tile"} == {("", 3), ("head", 4)}
+    assert {(d.module, d.action.shards) for d in report.decisions if isinstance(d.action, Tile)} == {
+        ("", 3),
+        ("head", 4),
+    }
     source = "\n".join(codes)
     # One definition of each tile and of each of its two bodies, whatever the number of calls.
     for body in set(re.findall(r"def (tile_\w+)\(args\)", source)):
@@ -109,7 +113,7 @@ def test_dropped_logits_are_poison():
 def test_experts():
     model, inputs = models.build("qwen3_moe")
     got = step(compiled(model, mlp=3, loss=2), model, **inputs)
-    assert {d.shards for d in memgraph.report().decisions if d.action == "tile"} == {2, 3}
+    assert {d.action.shards for d in memgraph.report().decisions if isinstance(d.action, Tile)} == {2, 3}
     torch._dynamo.reset()
     assert error(got, step(torch.compile(model), model, **inputs)) < 1e-6
 
@@ -129,7 +133,7 @@ def test_a_budget_that_only_tiles_can_keep(model):
     call = torch.compile(model, backend="memgraph", options=options)
     step(call, model, ids())
     report = memgraph.report()
-    assert report.predicted_peak <= report.budget and any(d.action == "tile" for d in report.decisions)
+    assert report.predicted_peak <= report.budget and any(isinstance(d.action, Tile) for d in report.decisions)
     torch._dynamo.reset()
     with pytest.raises(memgraph.BudgetError):
         step(torch.compile(model, backend="memgraph", options=options | {"tile": False}), model, ids())

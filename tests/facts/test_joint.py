@@ -10,10 +10,10 @@ from torch import fx, nn
 
 from memgraph.facts import costs, regions
 from memgraph.facts.liveness import sweep
-from memgraph.facts.operators import draws, family, twice_is_wrong
+from memgraph.facts.operators import draws, family
 from memgraph.machine.hardware import built_in
 from memgraph.planner.schedule import forward_program
-from tests.support.graphs import HARDWARE, capture_module
+from tests.support.graphs import HARDWARE, capture_module, why_fixed
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -226,7 +226,7 @@ def test_family(target, expected):
 def test_what_must_not_run_twice(target, args, drawing, reason):
     node = fx.Graph().call_function(target, args)
     assert draws(node) is drawing
-    assert reason in twice_is_wrong(node) and bool(reason) == bool(twice_is_wrong(node))
+    assert reason in why_fixed(node) and bool(reason) == bool(why_fixed(node))
 
 
 # --- storages -------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_an_input_that_the_forward_overwrites_is_read_once():
             return (scaled.sum(),)
 
     facts = capture_module(Counts(), (torch.ones(2, requires_grad=True),)).facts
-    fixed = {value.name: value.fixed for value in facts.values if value.fixed}
+    fixed = {value.name: value.fixed.text for value in facts.values if value.fixed}
     assert fixed["exp"] == "reads an input that the forward overwrites"
     assert fixed["copy_"] == "mutates its arguments"
     assert "mul" not in fixed

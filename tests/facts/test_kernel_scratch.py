@@ -279,7 +279,7 @@ call = runner.call
     ]
     with kernel_scratch.looking_up(kernel_scratch.Kernels(ROOM)) as kernels:
         lowered = read_wrapper(source, inputs, "forward")
-    events = [event.bytes for event in lowered.events if "convolution scratch" in event.name]
+    events = [event.bytes for event in lowered.events if "convolution scratch" in event.value]
     x, w = dense(4, 8, 32, 32).channels_last(), dense(8, 1, 7, 7).channels_last()
     case = call(aten.convolution.default, x, w, None, [1, 1], [3, 3], [1, 1], False, [0, 0], 8)
     assert events == [trial.measure(case), -trial.measure(case)]

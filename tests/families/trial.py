@@ -83,7 +83,7 @@ def _row(family: Family, column: str, options: dict[str, Any], reference: dict[s
         return row | {"failure": "nothing was planned", "above": found["above"]}
     widest = max(reports, key=lambda report: report.predicted_peak)
     planned = sum(seconds for report in reports for name, seconds in report.stages if name == "planning")
-    actions = [decision.action for report in reports for decision in report.decisions]
+    actions = [decision.action.lever for report in reports for decision in report.decisions]
     row |= {
         "baseline": widest.baseline,
         "predicted": widest.predicted_peak,

@@ -28,7 +28,7 @@ def read(body, inputs=(), before="", **kwargs):
 
 
 def changes(lowered):
-    return [(event.name.removeprefix("forward."), event.bytes) for event in lowered.events]
+    return [(event.value.removeprefix("forward."), event.bytes) for event in lowered.events]
 
 
 NEW = "empty_strided_cpu((256, ), (1, ), torch.float32)"
@@ -68,7 +68,7 @@ def test_owned_inputs_are_freed_and_others_are_not():
         tensor("view", 16, 16, owned=True, storage="saved"),
     ]
     lowered = read(f"del saved\nbuf0 = {NEW}\ndel weight\ndel view\nreturn (buf0, )", inputs)
-    assert [(event.name, event.bytes) for event in lowered.events] == [("forward.buf0", KIB), ("saved", -KIB)]
+    assert [(event.value, event.bytes) for event in lowered.events] == [("forward.buf0", KIB), ("saved", -KIB)]
 
 
 def test_outputs_say_what_they_alias():

@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memgraph.facts.operators import twice_is_wrong
 from memgraph.passes.read_operands import read_operands
 from memgraph.verify.rewrite import snapshot, verify_graph
+from tests.support.graphs import why_fixed
 from tests.support.splits import X, calls, capture
 
 aten = torch.ops.aten
@@ -133,4 +133,4 @@ def test_a_nested_region_is_legal_after_it():
 def test_a_region_that_draws_does_not_run_twice():
     for region, why in ((layer, ""), (dropped, "draws random numbers")):
         joint = capture(Nested(region), X).joint
-        assert why in {twice_is_wrong(call) for call in calls(joint, "invoke_subgraph")} <= {"", why}
+        assert why in {why_fixed(call) for call in calls(joint, "invoke_subgraph")} <= {"", why}

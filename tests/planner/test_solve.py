@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memgraph.facts.actions import Fixed, FixedKind, Recompute
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.decisions import Decision, Plan, Step
@@ -32,10 +33,8 @@ def chain(nodes, *, regions: int = 1, outputs=()) -> JointFacts:
     """
     values = [value("x", "primal", at=0, size=8)]
     for n, (inputs, size, seconds, _, fixed) in enumerate(nodes):
-        region = n * regions // len(nodes)
-        values.append(
-            value(f"f{n}", "extern", *inputs, at=n + 1, size=size, seconds=seconds, region=region, fixed=fixed)
-        )
+        rest = {"region": n * regions // len(nodes), "fixed": Fixed(FixedKind.DRAWS, fixed) if fixed else None}
+        values.append(value(f"f{n}", "extern", *inputs, at=n + 1, size=size, seconds=seconds, **rest))
     forward = tuple(range(1, len(values)))
     values.append(value("dz", "tangent", at=len(values), size=8))
     last, backward = len(values) - 1, []
@@ -270,7 +269,7 @@ def test_no_copy_for_the_sake_of_which_its_source_would_stay():
 
 
 def test_a_plan_survives_json():
-    decision = Decision("f0", 8, "recompute", "layers.0", "model.py:3", 0.5, "dropped for the budget")
+    decision = Decision("f0", 8, Recompute(), "layers.0", "model.py:3", 0.5, "dropped for the budget")
     steps = (Step("f0", 0, (0,)), Step("b0", 0, (0, 1)))
     plan = Plan(("x", "f1"), steps, False, (decision,), 24, 0.5, settled=("add_3",))
     assert Plan.from_json(plan.to_json()) == plan

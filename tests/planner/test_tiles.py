@@ -10,6 +10,7 @@ import torch
 import memgraph
 from memgraph import BudgetError, OptionsError
 from memgraph.base import compat
+from memgraph.facts.actions import Rule, Tile
 from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, first, more, most_shards
 from tests.support.models import Loss
 
@@ -17,7 +18,7 @@ from tests.support.models import Loss
 
 MLP = Group("mlp", "layers.0.mlp", 4096, (0, 1), most=32)
 LOSS = Group("loss", "lm_head", 4096, (2,), most=16)
-FIXED = Group("loss", "lm_head", 4096, (2,), most=16, fixed=4, why="a rule")
+FIXED = Group("loss", "lm_head", 4096, (2,), most=16, fixed=4, origin=Rule("lm_head", Tile(4)))
 
 
 def test_nothing_is_tiled_before_anything_is_chosen():
@@ -96,7 +97,9 @@ def plan(**options):
 
 
 def tiles(report) -> dict[str, int]:
-    return {decision.module: decision.shards for decision in report.decisions if decision.action == "tile"}
+    return {
+        decision.module: decision.action.shards for decision in report.decisions if isinstance(decision.action, Tile)
+    }
 
 
 LAYERS = ["model.model.layers.0.mlp", "model.model.layers.1.mlp"]
@@ -117,8 +120,10 @@ def test_tiles_where_nothing_else_fits():
     found = tiles(report)
     assert set(LAYERS) <= set(found) and len(set(found[name] for name in LAYERS)) == 1  # equal ones alike
     assert all(count >= 2 for count in found.values())
-    assert {decision.why for decision in report.decisions if decision.action == "tile"} == {"its values make the peak"}
-    assert all(decision.bytes > 0 for decision in report.decisions if decision.action == "tile")
+    assert {decision.why for decision in report.decisions if isinstance(decision.action, Tile)} == {
+        "its values make the peak"
+    }
+    assert all(decision.bytes > 0 for decision in report.decisions if isinstance(decision.action, Tile))
     assert type(report).from_json(report.to_json()) == report
     assert "model.model.layers.0..1.mlp" in str(report)
 
@@ -142,7 +147,7 @@ def test_on_cuda_a_tiled_loss_is_no_slower_than_the_whole_one():
 def test_a_number_of_shards_for_a_kind():
     report = plan(budget=None, tile={"mlp": 4, "loss": False})
     assert tiles(report) == dict.fromkeys(LAYERS, 4)
-    assert {d.why for d in report.decisions if d.action == "tile"} == {"option 'tile': {'mlp': 4}"}
+    assert {d.why for d in report.decisions if isinstance(d.action, Tile)} == {"option 'tile': {'mlp': 4}"}
     assert report.predicted_peak < report.unplanned_peak
     assert report.predicted_time > report.unplanned_time  # the forward runs again
 
@@ -150,7 +155,7 @@ def test_a_number_of_shards_for_a_kind():
 def test_rules():
     report = plan(budget=None, rules={"*.lm_head": "tile:3", "lm_head": "tile:5"})
     assert tiles(report) == {"model.lm_head": 3}
-    assert [d.why for d in report.decisions if d.action == "tile"] == ["rule '*.lm_head'"]
+    assert [d.why for d in report.decisions if isinstance(d.action, Tile)] == ["rule '*.lm_head'"]
     (refusal,) = report.refusals
     assert refusal.what == "rule 'lm_head': 'tile:5'" and refusal.reason == "no region that can be tiled matches it"
 

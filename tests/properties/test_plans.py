@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from memgraph.facts import kernel_scratch
+from memgraph.facts.actions import CheckpointTag, Offload, Pin, Recompute, Save
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.candidate import Candidate
 from memgraph.planner.cut import SavedSetCut
@@ -151,7 +152,8 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
     assume(may)
     away = {may[n % len(may)] for n in drawn}
     values = tuple(
-        dataclasses.replace(v, pin=("offload:host", "test")) if i in away else v for i, v in enumerate(facts.values)
+        dataclasses.replace(v, pin=Pin(Offload("host"), CheckpointTag())) if i in away else v
+        for i, v in enumerate(facts.values)
     )
     planner = Planner(dataclasses.replace(facts, values=values), offload=HOST)
     low = planner.smallest()
@@ -208,7 +210,10 @@ def test_pins(program, kept, dropped):
     assume(needed)
     save = {needed[n % len(needed)] for n in kept}
     again = {needed[n % len(needed)] for n in dropped} - save
-    pin = {**dict.fromkeys(save, ("save", "test")), **dict.fromkeys(again, ("recompute", "test"))}
+    pin = {
+        **dict.fromkeys(save, Pin(Save(), CheckpointTag())),
+        **dict.fromkeys(again, Pin(Recompute(), CheckpointTag())),
+    }
     values = tuple(dataclasses.replace(v, pin=pin.get(i, v.pin)) for i, v in enumerate(facts.values))
     fixed = {i for i in facts.forward if facts.values[i].fixed and facts.values[i].savable}
     stock = frozenset((facts.stock_saved | save | fixed) - again)  # Inductor's partitioner obeys the tags

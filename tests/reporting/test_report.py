@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from memgraph.base.errors import Binding
-from memgraph.planner.decisions import Decision, Event, Refusal, Timeline
+from memgraph.facts.actions import Offload, Recompute, Save, Tile
+from memgraph.planner.decisions import Decision, Event, Refusal, Timeline, Where
+from memgraph.reporting.figures import Source
+from memgraph.reporting.log import ReportLog
 from memgraph.reporting.picture import draw
-from memgraph.reporting.report import Report, ReportLog
+from memgraph.reporting.report import Report
 
 MIB = 1024**2
 FITS, DROPPED = "the backward reads it and it fits", "dropped for the budget"
@@ -22,22 +25,22 @@ FITS, DROPPED = "the backward reads it and it fits", "dropped for the budget"
 def layer(i):
     at, file = f"model.layers.{i}", "/site/llama.py"
     return (
-        Decision(f"attn_{i}", 4 * MIB, "save", f"{at}.attn", f"{file}:10", 0.0, FITS),
-        Decision(f"up_{i}", 8 * MIB, "recompute", f"{at}.mlp.up", f"{file}:20", 1e-3, DROPPED),
+        Decision(f"attn_{i}", 4 * MIB, Save(), f"{at}.attn", f"{file}:10", 0.0, FITS),
+        Decision(f"up_{i}", 8 * MIB, Recompute(), f"{at}.mlp.up", f"{file}:20", 1e-3, DROPPED),
     )
 
 
 def example():
     decisions = (
         *(decision for i in range(3) for decision in layer(i)),
-        Decision("logits", 100 * MIB, "save", "lm_head", "/site/llama.py:90", 0.0, "rule 'lm_head'"),
-        Decision("seeds", 8, "save", "", "", 0.0, "must not be computed twice"),
+        Decision("logits", 100 * MIB, Save(), "lm_head", "/site/llama.py:90", 0.0, "rule 'lm_head'"),
+        Decision("seeds", 8, Save(), "", "", 0.0, "must not be computed twice"),
     )
     unplanned = (
         *(Event("forward", d.name, d.bytes) for d in decisions),
         *(Event("backward", d.name, -d.bytes) for d in reversed(decisions)),
     )
-    planned = tuple(event for event in unplanned if not event.name.startswith("up"))
+    planned = tuple(event for event in unplanned if not event.value.startswith("up"))
     return Report(
         key="k",
         graph="loss_fn [0]",
@@ -179,7 +182,7 @@ def test_no_name_is_broken_and_nothing_is_cut_in_text():
     """A name longer than a line makes the text wider; at a terminal that is too narrow it is folded, never cut."""
     module = "model.language_model.layers.0.feed_forward.post_attention_layernorm_of_the_second_residual_branch"
     decisions = (
-        Decision("native_layer_norm_backward_17", MIB, "save", module, "/site/modeling_long.py:1234", 0, FITS),
+        Decision("native_layer_norm_backward_17", MIB, Save(), module, "/site/modeling_long.py:1234", 0, FITS),
     )
     binding = (Binding("native_layer_norm_backward_17", MIB, module, "/site/modeling_long.py:1234"),)
     refusals = (Refusal(f"tile {module}", f"{module} is no region"),)
@@ -197,7 +200,7 @@ def test_no_name_is_broken_and_nothing_is_cut_in_text():
 
 
 def test_layers_that_differ_are_apart_and_numbers_are_ranges():
-    odd = dataclasses.replace(layer(2)[0], action="recompute")
+    odd = dataclasses.replace(layer(2)[0], action=Recompute())
     decisions = [*layer(0), *layer(1), odd, layer(2)[1], *layer(3), *layer(10)]
     text = str(dataclasses.replace(example(), decisions=tuple(decisions)))
     assert "model.layers.0..1,3,10  x4" in text
@@ -208,12 +211,12 @@ def test_layers_that_differ_in_a_few_values_are_one_row_with_all_their_bytes():
     def norms(i, action, why):
         return Decision(f"norm_{i}", MIB, action, f"model.layers.{i}.norm", "f.py:1", 0.0, why)
 
-    decisions = [d for i in range(4) for d in (*layer(i), norms(i, "save", FITS))]
-    decisions[-1] = norms(3, "recompute", DROPPED)  # 2 of 13 MiB differ
+    decisions = [d for i in range(4) for d in (*layer(i), norms(i, Save(), FITS))]
+    decisions[-1] = norms(3, Recompute(), DROPPED)  # 2 of 13 MiB differ
     rows = str(dataclasses.replace(example(), decisions=tuple(decisions))).splitlines()
     assert sum("model.layers.0..2  x3 " in row for row in rows) == sum("model.layers.3 " in row for row in rows) == 1
 
-    decisions += [Decision(f"big_{i}", 20 * MIB, "save", f"model.layers.{i}", "f.py:1", 0.0, FITS) for i in range(4)]
+    decisions += [Decision(f"big_{i}", 20 * MIB, Save(), f"model.layers.{i}", "f.py:1", 0.0, FITS) for i in range(4)]
     rows = str(dataclasses.replace(example(), decisions=tuple(decisions))).splitlines()
     (row,) = (row for row in rows if "model.layers.0..3  x4, nearly equal" in row)  # 2 of 33 MiB
     assert "99.0 MiB" in row and "33.0 MiB" in row
@@ -222,7 +225,7 @@ def test_layers_that_differ_in_a_few_values_are_one_row_with_all_their_bytes():
 
 
 def test_what_is_never_held_is_not_counted_as_dropped():
-    fused = Decision("one_hot", 1300 * MIB, "recompute", "", "f.py:1", 0.0, DROPPED, fused=True)
+    fused = Decision("one_hot", 1300 * MIB, Recompute(), "", "f.py:1", 0.0, DROPPED, fused=True)
     text = str(dataclasses.replace(example(), decisions=(*layer(0), fused)))
     modules, values = text[text.index("Modules") : text.index("Largest values kept")], text[text.index("dropped\n") :]
     (row,) = (row for row in modules.splitlines() if "(no module)" in row)
@@ -230,7 +233,7 @@ def test_what_is_never_held_is_not_counted_as_dropped():
 
 
 def test_large_reports_stay_short():
-    decisions = tuple(Decision(f"v{i}", MIB * (i + 1), "save", f"m{i}", f"f.py:{i}", 0.0, FITS) for i in range(99))
+    decisions = tuple(Decision(f"v{i}", MIB * (i + 1), Save(), f"m{i}", f"f.py:{i}", 0.0, FITS) for i in range(99))
     text = str(dataclasses.replace(example(), decisions=decisions))
     kept = text[text.index("Largest values kept") : text.index("Live at")]
     assert " v98 " in kept and " v89 " in kept and " v88 " not in kept
@@ -244,14 +247,14 @@ decisions = st.builds(
     Decision,
     words,
     sizes,
-    st.sampled_from(["save", "recompute"]),
+    st.sampled_from([Save(), Recompute(), Offload("nvme"), Tile(4)]),
     words,
     words,
     seconds,
     words,
     fused=st.booleans(),
 )
-events = st.builds(Event, st.sampled_from(["forward", "backward"]), words, sizes)
+events = st.builds(Event, st.sampled_from(["forward", "backward"]), words, sizes, st.sampled_from(Where))
 timelines = st.builds(Timeline, st.lists(events, max_size=5).map(tuple))
 
 
@@ -261,8 +264,8 @@ def several(strategy):
 
 reports = st.builds(
     Report,
-    **dict.fromkeys(("key", "graph", "device", "requested", "source_of_peak"), words),
-    source_of_unplanned_peak=words,
+    **dict.fromkeys(("key", "graph", "device", "requested"), words),
+    **dict.fromkeys(("source_of_peak", "source_of_unplanned_peak"), st.sampled_from(Source)),
     calibrated=st.booleans(),
     **dict.fromkeys(("reserve", "baseline", "unplanned_peak", "predicted_peak", "attempts"), sizes),
     **dict.fromkeys(("predicted_time", "unplanned_time", "recompute_time"), seconds),
@@ -377,9 +380,7 @@ def test_log_keeps_the_newest():
 
 
 def test_offloaded_values_have_a_column_a_line_and_a_table():
-    moved = Decision(
-        "mm", 3 * 2**20, "offload", "model.layers.0.mlp", "model.py:7", 0.0, "its copies cost less", "nvme"
-    )
+    moved = Decision("mm", 3 * 2**20, Offload("nvme"), "model.layers.0.mlp", "model.py:7", 0.0, "its copies cost less")
     text = str(dataclasses.replace(example(), decisions=(moved,), stall_time=0.25))
     assert "offloaded to the disk" in text and "3.0 MiB a step, out and back" in text
     assert "250.0 ms waiting for copies" in text

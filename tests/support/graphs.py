@@ -19,6 +19,7 @@ from memgraph.backend.rules import protect
 from memgraph.base import compat
 from memgraph.facts import kernel_scratch
 from memgraph.facts.joint import JointFacts, read_joint
+from memgraph.facts.operators import twice_is_wrong
 from memgraph.machine.hardware import Hardware
 from memgraph.machine.measure import peak_above_start
 from memgraph.passes.offload import offload
@@ -194,6 +195,12 @@ def capture_module(module: nn.Module, inputs: tuple[Tensor, ...], *, decompose: 
     except _Done:
         pass
     return captured[0]
+
+
+def why_fixed(node: fx.Node, repeatable: Sequence[str] = ()) -> str:
+    """Why a node must not run twice, "" where it may."""
+    fixed = twice_is_wrong(node, repeatable)
+    return fixed.text if fixed else ""
 
 
 def _tangents(joint: fx.GraphModule) -> list[Tensor]:

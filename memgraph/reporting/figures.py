@@ -1,0 +1,157 @@
+"""The figures of one planned graph, as a frozen value that survives JSON: what text, picture and trace are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import TYPE_CHECKING, Any
+
+from memgraph.base.errors import Binding
+from memgraph.facts.actions import Offload
+from memgraph.planner.decisions import Decision, Refusal, Timeline
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Source(str, enum.Enum):
+    """How a peak is known; in JSON, its text."""
+
+    WRAPPER = "inductor wrapper"
+    """Read from the code that Inductor generated."""
+
+    SWEEP = "graph sweep"
+    """Estimated from the graph."""
+
+    __str__ = str.__str__
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Figures:
+    """What was planned for one graph, why, and what it is predicted to cost."""
+
+    key: str
+    """The graph under its configuration, as the plan store names it."""
+
+    graph: str
+    """The graph as a user calls it, such as `"loss_fn [0]"`."""
+
+    device: str
+    """Such as `"cuda:0"`."""
+
+    requested: str
+    """The budget that was asked for: bytes, a share, `"auto"` or `"None"`."""
+
+    budget: int | None
+    """Bytes that the step may reach, baseline included; None for no bound."""
+
+    reserve: int
+    """Bytes of the budget that are held back."""
+
+    baseline: int
+    """Bytes allocated when the step starts."""
+
+    unplanned_peak: int
+    """Bytes that Inductor's own partition reaches, baseline included."""
+
+    predicted_peak: int
+    """Bytes that this plan reaches, baseline included."""
+
+    source_of_peak: Source
+    """How `predicted_peak` is known."""
+
+    predicted_time: float
+    """Seconds of one step with this plan."""
+
+    unplanned_time: float
+    """Seconds of one step with Inductor's own partition."""
+
+    recompute_time: float
+    """Seconds of a step spent on recomputation beyond Inductor's own."""
+
+    decisions: tuple[Decision, ...] = ()
+    """What happens to each tiled region and to each forward value that the backward reads, in the order of the graph."""
+
+    refusals: tuple[Refusal, ...] = ()
+    """What was asked for and not done."""
+
+    timeline: Timeline = Timeline()
+    """Allocated bytes above the baseline, event by event."""
+
+    unplanned_timeline: Timeline = Timeline()
+    """The same with Inductor's own partition."""
+
+    binding: tuple[Binding, ...] = ()
+    """What is live at the predicted peak."""
+
+    stages: tuple[tuple[str, float], ...] = ()
+    """Name and seconds of each stage of the compilation, in the order in which they ended."""
+
+    notes: tuple[str, ...] = ()
+    """What a reader should know before trusting the figures."""
+
+    versions: tuple[tuple[str, str], ...] = ()
+    """Package and version."""
+
+    attempts: int = 1
+    """How many times the graph was planned and lowered."""
+
+    cached: bool = False
+    """Whether the graph came from a warm cache, and these figures from the store."""
+
+    stall_time: float = 0.0
+    """Seconds of a step spent waiting for copies to other tiers and back."""
+
+    source_of_unplanned_peak: Source = Source.SWEEP
+    """How `unplanned_peak` is known. It is read only where the graph was lowered as plain Inductor has it: for a budget
+    that is a share, and where the plan changes nothing."""
+
+    calibrated: bool = False
+    """Whether the seconds come from rates that were measured on the machine, and not from built-in ones."""
+
+    def bytes_on(self, tier: str) -> int:
+        """Bytes of one step's values on a tier, "host" or "nvme": written once a step there, and read once."""
+        return sum(
+            decision.bytes
+            for decision in self.decisions
+            if isinstance(decision.action, Offload) and decision.action.tier == tier
+        )
+
+    @property
+    def saved(self) -> int:
+        """Bytes by which the plan lowers the peak; negative where it raises it."""
+        return self.unplanned_peak - self.predicted_peak
+
+    @property
+    def slowdown(self) -> float | None:
+        """Predicted time added to a step, as a fraction of the unplanned time; None where that is 0."""
+        return self.predicted_time / self.unplanned_time - 1 if self.unplanned_time > 0 else None
+
+    def to_json(self) -> str:
+        """All figures. Events are short rows (phase, value, bytes, where): a large graph has tens of thousands."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["decisions"] = [decision.to_dict() for decision in self.decisions]
+        for name in ("refusals", "binding"):
+            data[name] = [vars(item) for item in data[name]]
+        for name in ("timeline", "unplanned_timeline"):
+            data[name] = data[name].rows()
+        return json.dumps(data, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The figures that `to_json` wrote. Raises ValueError for any other text."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            data["decisions"] = tuple(map(Decision.from_dict, data["decisions"]))
+            for name, kind in (("refusals", Refusal), ("binding", Binding)):
+                data[name] = tuple(kind(**item) for item in data[name])
+            for name in ("timeline", "unplanned_timeline"):
+                data[name] = Timeline.from_rows(data[name])
+            for name in ("stages", "versions"):
+                data[name] = tuple((key, value) for key, value in data[name])
+            for name in ("source_of_peak", "source_of_unplanned_peak"):
+                data[name] = Source(data[name])
+            return cls(**data | {"notes": tuple(data["notes"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a report of this version of memgraph: {error!r}") from error

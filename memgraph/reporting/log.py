@@ -1,0 +1,54 @@
+"""The reports of this process."""
+
+from __future__ import annotations
+
+import collections
+import threading
+
+from memgraph.reporting.report import Report
+
+KEPT_REPORTS = 256  # a process that compiles for days must not grow without bound
+
+
+class ReportLog:
+    """The newest reports, oldest first; any thread may add to it."""
+
+    def __init__(self, limit: int = KEPT_REPORTS) -> None:
+        self._reports: collections.deque[Report] = collections.deque(maxlen=limit)
+        self._lock = threading.Lock()
+
+    def append(self, report: Report) -> None:
+        with self._lock:
+            self._reports.append(report)
+
+    def newest(self) -> Report:
+        """Raises LookupError where there is none."""
+        with self._lock:
+            if self._reports:
+                return self._reports[-1]
+        raise LookupError(
+            "memgraph has planned no graph in this process yet: torch.compile plans at the first call of the "
+            'compiled function, with backend="memgraph" and where an input or a parameter requires a gradient'
+        )
+
+    def all(self) -> list[Report]:
+        with self._lock:
+            return list(self._reports)
+
+
+_log = ReportLog()
+
+
+def record(report: Report) -> None:
+    """Make `report` the newest of this process."""
+    _log.append(report)
+
+
+def report() -> Report:
+    """The report of the newest plan in this process. Raises LookupError where nothing was planned."""
+    return _log.newest()
+
+
+def reports() -> list[Report]:
+    """The reports of this process, oldest first; of very many, the newest 256."""
+    return _log.all()

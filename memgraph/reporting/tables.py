@@ -1,0 +1,79 @@
+"""Tables of plain text: how wide they have to be, and how rich lays them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+SENTENCE = 40  # columns at the least for sentences, where there is room
+Row = tuple[str, ...]
+
+
+class Kind(enum.Enum):
+    """How the cells of a column may be broken, where there is no room for them."""
+
+    NAME = enum.auto()
+    """Only where the table does not fit otherwise."""
+
+    PLACE = enum.auto()
+    """Never."""
+
+    NUMBER = enum.auto()
+    """Never; aligned to the right."""
+
+    SENTENCE = enum.auto()
+    """Between words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column; without a name it has no header."""
+
+    name: str = ""
+    kind: Kind = Kind.NAME
+
+    def width(self, cells: Iterable[str]) -> int:
+        """Columns of text in which no word of these cells has to be broken."""
+        if self.kind is not Kind.SENTENCE:
+            return max(map(len, (self.name, *cells)))
+        return max([len(self.name), *(max(min(len(cell), SENTENCE), *map(len, cell.split()), 0) for cell in cells)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows under named columns."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def width(self) -> int:
+        """Columns of text in which the table has to break no word."""
+        cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        widths = [column.width(found) for column, found in zip(self.columns, cells, strict=True)]
+        return sum(widths) + 3 * len(widths)  # what rich puts beside and between the columns
+
+    def render(self, width: int) -> RichTable:
+        """The table for rich, for so many columns of text."""
+        from rich.box import Box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        fits = self.width <= width
+        # A rule under the header and nothing else, in ASCII: a report is also printed where there is no UTF-8.
+        box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+        headed = any(column.name for column in self.columns)
+        table = RichTable(box=box, show_header=headed, show_edge=False, collapse_padding=True)
+        for column in self.columns:
+            whole = column.kind in (Kind.NUMBER, Kind.PLACE) or (fits and column.kind is Kind.NAME)
+            justify = "right" if column.kind is Kind.NUMBER else "left"
+            table.add_column(column.name, justify=justify, no_wrap=whole, overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
+        return table
