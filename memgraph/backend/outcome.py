@@ -1,4 +1,4 @@
-"""What came of one graph: its report, or the error that says why its budget cannot be kept."""
+"""The outcome of one graph: its report, or the error that says why its budget cannot be kept."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ def build_report(
 ) -> Report:
     """The report of one planned graph.
 
-    truth: what Inductor's wrappers allocate, or None where only the sweep is known.  budget: bytes, or None where the
-    graph decides.  unplanned: what plain Inductor allocates, where it was asked.
-    known: the report's fields that the plan does not speak of.
+    truth: allocations that were read from Inductor's wrappers, or None where only the sweep is known.  budget: bytes;
+    None where there is none, or where it is a share that only the plan has in bytes.  unplanned: allocations of plain
+    Inductor, where it lowered the graph.  known: the fields of the report that are not in the plan.
     """
-    plain = truth is not None and planned.plain
     above = truth.peak if truth is not None else planned.chosen.peak
-    if unplanned is None and plain:
+    if unplanned is None and planned.plain:
         unplanned = truth
-    swept = unplanned is None
-    unplanned = planned.unplanned if swept else unplanned
+    source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
+    unplanned = planned.unplanned if unplanned is None else unplanned
     if planned.bound is not None and budget is None:
         budget = baseline + options.held_back + planned.bound
     return Report(
@@ -49,7 +48,7 @@ def build_report(
         reserve=options.held_back,
         baseline=baseline,
         unplanned_peak=baseline + unplanned.peak,
-        source_of_unplanned_peak=Source.SWEEP if swept else Source.WRAPPER,
+        source_of_unplanned_peak=source_of_unplanned_peak,
         predicted_peak=baseline + above,
         source_of_peak=Source.WRAPPER if truth is not None else Source.SWEEP,
         predicted_time=planned.seconds,
@@ -69,9 +68,9 @@ def build_report(
 def without_plan(
     options: Options, truth: Timeline, *, baseline: int, notes: tuple[str, ...] = (), **known: Any
 ) -> Report:
-    """The report of a graph that runs as Inductor has it, since it could not be planned.
+    """The report of a graph that could not be planned, and runs as Inductor has it.
 
-    truth: what Inductor's wrappers allocate.  known: as of `build_report`.
+    truth, known: as in `build_report`.
     """
     budget = options.budget
     if isinstance(budget, float):
@@ -97,7 +96,7 @@ def without_plan(
 
 
 def found_again(report: Report, *, graph: str, baseline: int) -> Report:
-    """The report of a graph that came from warm caches: planned then, and compiled now at another baseline."""
+    """The stored report of a graph that came from warm caches, moved to the baseline of this compilation."""
     moved = baseline - report.baseline
     return dataclasses.replace(
         report,
@@ -113,9 +112,9 @@ def found_again(report: Report, *, graph: str, baseline: int) -> Report:
 def budget_error(
     report: Report, planned: Planned, options: Options, minimum: int, budget: int, estimated: bool = False
 ) -> BudgetError:
-    """The error for a budget that no plan keeps.  report, planned: of the plan with the lowest peak.
+    """The error for a budget that no plan keeps.
 
-    estimated: nothing was compiled.
+    report, planned: of the plan with the lowest peak.  estimated: whether the peak is the sweep's, without a lowering.
     """
     told = {full_refusal(tier, need) for tier, need in planned.full}
     return BudgetError(

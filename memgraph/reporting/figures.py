@@ -71,7 +71,7 @@ class Figures:
     """Seconds of a step spent on recomputation beyond Inductor's own."""
 
     decisions: tuple[Decision, ...] = ()
-    """What happens to each tiled region and to each forward value that the backward reads, in the order of the graph."""
+    """One for each tiled region and for each forward value that the backward reads, in the order of the graph."""
 
     refusals: tuple[Refusal, ...] = ()
     """What was asked for and not done."""
