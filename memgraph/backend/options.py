@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
-import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,167 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from memgraph.base import compat
+from memgraph.backend import option_values as values
 from memgraph.base.errors import OptionsError
-from memgraph.base.sizes import ALLOWED as SIZES
-from memgraph.base.sizes import parse_size
-from memgraph.facts.actions import SPELLINGS, Offload, Rule, parse_action
-
-ACTIONS_LISTED = (*SPELLINGS, "tile:16")
-# What memgraph sets in Inductor's configuration itself.
-OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse"})
-
-
-def _budget(value: object) -> int | float | str | None:
-    if value is None or value == "auto":
-        return value
-    if isinstance(value, float):
-        if 0 < value <= 1:  # false for NaN, too
-            return value
-    elif isinstance(value, (str, int)) and not isinstance(value, bool):
-        return parse_size(value)
-    raise ValueError(f'allowed: {SIZES}; a fraction above 0.0 and up to 1.0 (float); "auto"; None')
-
-
-def _reserve(value: object) -> int:
-    return parse_size(value, allow_zero=True)
-
-
-def _recompute(value: object) -> object:
-    if isinstance(value, bool):
-        return {} if value else None  # what RecomputeOptions | None is made of
-    if isinstance(value, Mapping):
-        return value
-    raise ValueError('allowed: True, False, or a dict such as {"copies": True}')
-
-
-def _offload(value: object) -> object:
-    if value is None or isinstance(value, bool):
-        return {"host": True} if value else None
-    if isinstance(value, Mapping):
-        return value
-    raise ValueError('allowed: True, False, or a dict such as {"host": "64GiB", "nvme": "/scratch"}')
-
-
-def _host(value: object) -> int | bool:
-    if isinstance(value, bool):
-        return value
-    if value is None:
-        return False
-    return parse_size(value)
-
-
-def _nvme(value: object) -> object:
-    if isinstance(value, str) and value:
-        return {"path": value}
-    if value is None or isinstance(value, Mapping):
-        return value
-    raise ValueError('allowed: None, a folder, or a dict such as {"path": "/scratch", "limit": "500GiB"}')
-
-
-def _limit(value: object) -> int | None:
-    return None if value is None else parse_size(value)
-
-
-def _margin(value: object) -> int | float | None:
-    if value is None:
-        return None
-    if isinstance(value, float):
-        if 0 <= value < 1:  # false for NaN, too
-            return value
-    elif isinstance(value, (str, int)) and not isinstance(value, bool):
-        return parse_size(value, allow_zero=True)
-    raise ValueError(f"allowed: {SIZES}; a share of the file system from 0.0 on and below 1.0 (float); None")
-
-
-def _gpudirect(value: object) -> bool | str:
-    if value == "auto" or isinstance(value, bool):
-        return value
-    raise ValueError('allowed: "auto", True, False')
-
-
-def _tile(value: object) -> object:
-    if value is None or isinstance(value, bool):
-        return {} if value else None
-    if isinstance(value, Mapping):
-        return value
-    raise ValueError('allowed: True, False, or a dict such as {"mlp": "auto", "loss": 16}')
-
-
-def _shards(value: object) -> object:
-    if value == "auto" or value is False:
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return value
-    raise ValueError('allowed: "auto", False, or a number of shards from 2 on')
-
-
-def _rules(value: object) -> tuple[Rule, ...]:
-    example = '{"model.layers.*.mlp": "recompute"}'
-    if not isinstance(value, Mapping):
-        raise ValueError(f"allowed: a dict of module path patterns to actions, such as {example}")
-    rules = []
-    for pattern, spelling in value.items():
-        if not isinstance(pattern, str) or not pattern:
-            raise ValueError(f"the pattern {pattern!r} is not a module path; allowed: {example}")
-        action = parse_action(spelling)
-        if action is None:
-            near, allowed = _nearest(spelling, ACTIONS_LISTED), _listed(ACTIONS_LISTED)
-            raise ValueError(f"the action {spelling!r} of {pattern!r} is not known{near}; allowed: {allowed}")
-        rules.append(Rule(pattern, action))
-    return tuple(rules)
-
-
-def _spelt(rules: tuple[Rule, ...]) -> list[tuple[str, str]]:
-    """The rules as JSON has them, in the order given: the first that matches wins."""
-    return [(rule.pattern, str(rule.action)) for rule in rules]
-
-
-def _repeatable(value: object) -> tuple[str, ...]:
-    """Patterns of operators.  Whether there are such operators is known only when a graph is planned."""
-    example = '["mylib::rmsnorm", "mylib::*", "triton::my_kernel"]'
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"allowed: a list of operators, such as {example}")
-    for name in value:
-        if not isinstance(name, str) or not re.fullmatch(r"\w+::[\w*?]+", name):
-            raise ValueError(f"{name!r} is no operator's name, `namespace::name`; allowed: {example}")
-        namespace = name.partition("::")[0]
-        communicates = "c10d" in namespace or namespace in ("symm_mem", "_dtensor")
-        if communicates or namespace in ("aten", "prims"):
-            why = "communicate" if communicates else "are known to memgraph"
-            raise ValueError(f"{name!r}: the operators of {namespace!r} {why}; allowed: those of others")
-    return tuple(dict.fromkeys(value))
-
-
-def _inductor(value: object) -> str:
-    if not isinstance(value, Mapping):
-        raise ValueError("allowed: a dict of names in Inductor's configuration to plain values")
-    known = compat.inductor_config_keys() if value else frozenset()
-    for key, setting in value.items():
-        if key in OWN_INDUCTOR_KEYS:
-            raise ValueError(f"{key!r} is set by memgraph itself; allowed: any other name in the configuration")
-        if key not in known:
-            raise ValueError(
-                f"{key!r} is not in Inductor's configuration{_nearest(key, known)}; "
-                "allowed: the names that Inductor's list_options() gives"
-            )
-        if not _is_plain(setting):
-            raise ValueError(
-                f"{key!r} cannot be {reprlib.repr(setting)}; allowed: None, bool, int, finite float, str, "
-                "and lists and dicts (str keys) of these"
-            )
-    return json.dumps(value, sort_keys=True)
-
-
-def _is_plain(value: object) -> bool:
-    """Whether JSON gives `value` back as it is (a tuple comes back as a list)."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return value is None or type(value) in (bool, int, str)
+from memgraph.facts.actions import Offload, Rule
 
 
 class RecomputeOptions(BaseModel):
@@ -202,14 +41,14 @@ class ScratchOptions(BaseModel):
     path: Annotated[str, Field(min_length=1, strict=True)]
     """A folder; the scratch file in it has no name."""
 
-    limit: Annotated[int | None, PlainValidator(_limit)] = None
+    limit: Annotated[int | None, PlainValidator(values.limit)] = None
     """The most bytes that the scratch file may take; None for what the disk has."""
 
-    margin: Annotated[int | float | None, PlainValidator(_margin)] = None
+    margin: Annotated[int | float | None, PlainValidator(values.margin)] = None
     """What stays free on the disk for others: bytes, or a share of the file system (float); None for 5 % of it, but at
     most 1 GiB. Checked whenever the scratch file grows; what others take later is theirs."""
 
-    gpudirect: Annotated[bool | Literal["auto"], PlainValidator(_gpudirect)] = "auto"
+    gpudirect: Annotated[bool | Literal["auto"], PlainValidator(values.gpudirect)] = "auto"
     """Between a GPU and the file past the memory of the host: `"auto"` where it was measured to be faster, True or not
     at all, False never."""
 
@@ -219,16 +58,16 @@ class OffloadOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: Annotated[int | bool, PlainValidator(_host)] = False
+    host: Annotated[int | bool, PlainValidator(values.host)] = False
     """Host memory: at most so many bytes, True for what the machine has free, False (or None) for none."""
 
-    nvme: Annotated[ScratchOptions | None, BeforeValidator(_nvme)] = None
+    nvme: Annotated[ScratchOptions | None, BeforeValidator(values.nvme)] = None
     """A scratch file: a folder, or a dict of its path, a limit in bytes, a margin and `gpudirect`; None for none."""
 
-    min_bytes: Annotated[int, PlainValidator(_reserve)] = 1 << 20
+    min_bytes: Annotated[int, PlainValidator(values.reserve)] = 1 << 20
     """Smaller values stay on the device unless a rule says otherwise."""
 
-    window: Annotated[int, PlainValidator(_reserve)] = 0
+    window: Annotated[int, PlainValidator(values.reserve)] = 0
     """With several graphs in a step (one for each layer): while a graph's backward runs, so many bytes of the one that
     runs next may come back already. They are held back from the budget."""
 
@@ -241,11 +80,11 @@ class TileOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mlp: Annotated[int | str | bool, PlainValidator(_shards)] = "auto"
+    mlp: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
     """Regions that make each token's row longer and shorter again (an MLP, a block of experts): a number of shards,
     `"auto"` for what the budget needs, False for none."""
 
-    loss: Annotated[int | str | bool, PlainValidator(_shards)] = "auto"
+    loss: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
     """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
 
     accumulate: Literal["float32"] = "float32"
@@ -264,26 +103,26 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    budget: Annotated[int | float | Literal["auto"] | None, PlainValidator(_budget)] = "auto"
+    budget: Annotated[int | float | Literal["auto"] | None, PlainValidator(values.budget)] = "auto"
     """The bound on the allocated peak: bytes (int), a fraction (float) of what the unplanned step allocates
     above the baseline, `"auto"` for what the device has left, None for no bound."""
 
-    reserve: Annotated[int, PlainValidator(_reserve)] = 0
+    reserve: Annotated[int, PlainValidator(values.reserve)] = 0
     """Bytes held back for what memgraph cannot see yet, such as optimizer state made after the first step."""
 
-    recompute: Annotated[RecomputeOptions | None, BeforeValidator(_recompute)] = RecomputeOptions()
+    recompute: Annotated[RecomputeOptions | None, BeforeValidator(values.recompute)] = RecomputeOptions()
     """The lever that drops values and computes them again; None (given as False) where it may not be used."""
 
-    offload: Annotated[OffloadOptions | None, BeforeValidator(_offload)] = None
+    offload: Annotated[OffloadOptions | None, BeforeValidator(values.offload)] = None
     """The lever that copies values to host memory or NVMe and back; None (given as False) where it may not be used."""
 
-    tile: Annotated[TileOptions | None, BeforeValidator(_tile)] = None
+    tile: Annotated[TileOptions | None, BeforeValidator(values.tile)] = None
     """The lever that runs a region one shard of its tokens at a time; None (given as False) where only rules use it."""
 
-    rules: Annotated[tuple[Rule, ...], PlainValidator(_rules), PlainSerializer(_spelt)] = ()
+    rules: Annotated[tuple[Rule, ...], PlainValidator(values.rules), PlainSerializer(values.spelt)] = ()
     """What the planner may not change, in the order given."""
 
-    repeatable: Annotated[tuple[str, ...], PlainValidator(_repeatable)] = ()
+    repeatable: Annotated[tuple[str, ...], PlainValidator(values.repeatable)] = ()
     """Operators of others that do nothing but compute the same again from the same arguments, by name or pattern
     (`"mylib::rmsnorm"`, `"mylib::*"`, `"triton::my_kernel"`): they may be recomputed. One that draws, counts, logs or
     communicates must not be among them; one that is not is never run again."""
@@ -295,7 +134,7 @@ class Options(BaseModel):
     """Plan for `backward(retain_graph=True)`: saved values outlive the backward and none is overwritten in it.
     Without it torch refuses such a backward, since saved values are given to Inductor to reuse."""
 
-    inductor_json: Annotated[str, PlainValidator(_inductor)] = Field("{}", alias="inductor")
+    inductor_json: Annotated[str, PlainValidator(values.inductor)] = Field("{}", alias="inductor")
     """Inductor's configuration as JSON, which is frozen and hashable; read it as `options.inductor`."""
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
@@ -373,7 +212,7 @@ def _explain(problem: Mapping[str, Any]) -> str:
         known = _known_keys(_NESTED.get(path[:-1], Options))
         name = ".".join(map(str, path))
         value = "" if problem["type"] == "invalid_key" else f" (value {reprlib.repr(problem['input'])})"
-        return f"option {name!r}{value} is not known{_nearest(path[-1], known)}; allowed: {_listed(known)}"
+        return f"option {name!r}{value} is not known{values.nearest(path[-1], known)}; allowed: {values.listed(known)}"
     # A union adds the name of the member to the path; the option is all that a user knows.
     depth = next((n for n in range(len(path), 1, -1) if path[-1] in _keys_at(path[: n - 1])), 1)
     name = ".".join(map(str, path[:depth]))
@@ -407,12 +246,3 @@ def _keys_at(path: tuple[Any, ...]) -> list[str]:
 
 def _known_keys(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _nearest(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), sorted(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))

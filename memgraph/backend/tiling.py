@@ -79,7 +79,7 @@ class Tiling:
 
     def standing(self, timeline: Timeline, shards: Shards) -> Mapping[int, int]:
         """By group, the bytes of its values among those that make a timeline's peak."""
-        owner = {}
+        owner: dict[str, int] = {}
         for n, group in enumerate(self.groups):
             for i in group.regions:
                 region = self.regions[i]
@@ -87,8 +87,8 @@ class Tiling:
                 owner |= dict.fromkeys(names, n)
         found: dict[int, int] = {}
         for event in timeline.live_at_peak():
-            n = owner.get(event.value)
-            if n is not None:
+            if event.value in owner:
+                n = owner[event.value]
                 found[n] = found.get(n, 0) + event.bytes
         return found
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import ClassVar, Literal
-
-TierName = Literal["host", "nvme"]
+from typing import ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Recompute:
 class Offload:
     """The value leaves the device in the forward and comes back in the backward."""
 
-    tier: TierName
-    """Where it lies meanwhile."""
+    tier: str
+    """Where it lies meanwhile: "host" or "nvme"."""
 
     lever: ClassVar[str] = "offload"
 

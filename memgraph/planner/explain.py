@@ -167,7 +167,8 @@ def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers) -> Itera
             yield Refusal(f"offload to {tier.name}", reason)
     for i, reason in planner.offloader.refused(chosen):
         value = planner.facts.values[i]
-        yield Refusal(f"offload {value.name} ({value.pin.origin})", reason)
+        if value.pin is not None:
+            yield Refusal(f"offload {value.name} ({value.pin.origin})", reason)
 
 
 # --- the timeline -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -72,8 +72,8 @@ class Table:
         table = RichTable(box=box, show_header=headed, show_edge=False, collapse_padding=True)
         for column in self.columns:
             whole = column.kind in (Kind.NUMBER, Kind.PLACE) or (fits and column.kind is Kind.NAME)
-            justify = "right" if column.kind is Kind.NUMBER else "left"
-            table.add_column(column.name, justify=justify, no_wrap=whole, overflow="fold")
+            side: Literal["left", "right"] = "right" if column.kind is Kind.NUMBER else "left"
+            table.add_column(column.name, justify=side, no_wrap=whole, overflow="fold")
         for row in self.rows:
             table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
         return table

@@ -191,6 +191,8 @@ def test_key_is_canonical():
     two = parse_options({"budget": 1024**3, "inductor": {"debug": False, "max_autotune": True}})
     assert one.key() == two.key()
     assert json.loads(one.key())["budget"] == 1024**3
+    rules = {"lm_head": "tile:16", "*": "save"}  # the first that matches wins: their order is part of the key
+    assert json.loads(parse_options({"rules": rules}).key())["rules"] == [["lm_head", "tile:16"], ["*", "save"]]
     assert parse_options({"progress": True}).key() == parse_options({"progress": False}).key()
 
 
