@@ -22,7 +22,7 @@ from memgraph.passes.partition import partition
 from memgraph.passes.read_operands import read_operands
 from memgraph.passes.recompute import recompute
 from memgraph.passes.settle import settle
-from memgraph.planner.candidate import Candidate
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import Decision, Plan, Refusal, Timeline
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
 from memgraph.planner.offload import Tiers

@@ -10,7 +10,7 @@ from memgraph.base.sizes import format_size
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 from memgraph.facts.regions import matched
-from memgraph.planner.candidate import Candidate
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import Decision, Event, Plan, Refusal, Step, Timeline, Transfer
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
