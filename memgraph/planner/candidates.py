@@ -77,8 +77,8 @@ class Candidates:
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
-        # A plan of ours settles the sums of gradients (schedule.py). Without such sums, to save what Inductor saves
-        # is Inductor's own choice.
+        # A plan of ours settles the sums of gradients (schedule.py). In a graph without such sums, the set that
+        # Inductor saves is its own choice.
         if not any(value.accumulates for value in facts.values):
             self._seen[frozenset(base.saved), copies] = self.stock
 

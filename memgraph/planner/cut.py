@@ -40,7 +40,7 @@ class Uncuttable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """What one price saves."""
+    """The saved set of one price."""
 
     saved: frozenset[int]
     """Values to keep."""
@@ -71,7 +71,7 @@ def _read_by_backward(facts: JointFacts) -> set[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What a value costs on either side of the cut."""
+    """The price of a value on either side of the cut."""
 
     again: float | None
     """Seconds to compute it again; None if it must not be."""
@@ -140,7 +140,7 @@ class SavedSetCut:
         repeatable = self._repeatable & np.array([v not in boundaries for v in self.needed], dtype=bool)
         seconds = np.where(repeatable, self._again, 0.0)
         holding = self._bytes * price + self._hold
-        # No cut costs more than computing everything again but what has to be held.
+        # No cut costs more than the one that holds what must not be computed again, and nothing else.
         top = max(seconds.sum() + holding[~repeatable].sum(), 1e-12)
         scale = RESOLUTION / top
         capacity = np.full(len(self._tails), FOREVER, dtype=np.int64)

@@ -25,23 +25,23 @@ from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.queues import Clock, Tier, place
 
-# How many bases are tried, and the windows: in largest moved values, all of them and none.
+# How many bases are tried.
 BASES = 8
-WINDOWS = (math.inf, 8.0, 2.0, 0.0)
-# The windows with which the lowest peak is looked for.
+# Windows in largest values: those tried for a bound that the narrowest (0) keeps, and those for the lowest peak.
+WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiers:
-    """Where values may go."""
+    """The tiers of one compilation."""
 
     tiers: tuple[Tier, ...] = ()
     """Fastest first."""
     min_bytes: int = 0
     """Smaller values stay, unless a rule sends them."""
     notes: tuple[str, ...] = ()
-    """What the report says of the tiers."""
+    """Sentences about the tiers for the report."""
 
     def named(self, name: str) -> Tier | None:
         return next((tier for tier in self.tiers if tier.name == name), None)
@@ -80,7 +80,7 @@ class Offloader:
         self._clocks: dict[tuple[tuple[int, ...], Copies], Clock] = {}  # all else of a schedule follows from these
 
     def pinned(self, base: Candidate) -> Candidate:
-        """The base with what the rules send away gone, and nothing else."""
+        """The base without the values that rules send away. No other value leaves."""
         if not self._pins:
             return base
         roots = self.plain if base.stock else base
@@ -126,7 +126,7 @@ class Offloader:
 
     @functools.cached_property
     def plain(self) -> Candidate:
-        """What Inductor saves, but of every saved view the value that owns the bytes: a view cannot leave by itself."""
+        """Inductor's own choice, with the owner of the bytes in place of each saved view: a view cannot leave alone."""
         values, stock = self.facts.values, self.candidates.stock
         saved = set()
         for i in stock.schedule.saved:
@@ -156,6 +156,7 @@ class Offloader:
         return {values[i].storage for i in saved if values[i].storage != i}
 
     def _rule(self, i: int) -> Tier | None:
+        """The tier to which a rule sends the value."""
         pin = self.facts.values[i].pin
         return self.tiers.named(pin[0].removeprefix("offload:")) if pin and pin[0].startswith("offload:") else None
 
@@ -176,7 +177,7 @@ class Offloader:
                 chosen.append((i, rule))
             elif rule is None and i in values and self._free(i):
                 waiting.append(i)
-        # Where room is short those born first have it: they are away the longest, and lower the peak the most.
+        # If room is short, values born first get it: they are away the longest, and lower the peak the most.
         open_to_all = [tier for tier in self.tiers.tiers if not tier.only_rules]
         admitted = [i for i, _ in self._place(waiting, open_to_all[::-1], room.copy())]
         return chosen + self._place(admitted[::-1], open_to_all, room)
@@ -191,17 +192,16 @@ class Offloader:
         """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
         movable = self.movable(base)
         everything = self._assign(base, movable)
-        if self._with(base, everything, 0).peak > bound:  # nothing gives memory back earlier
+        narrowest = self._with(base, everything, 0)
+        if narrowest.peak > bound:  # nothing gives memory back earlier
             return None
-        for window in WINDOWS:
-            size = self._bytes(base, window)
-            best = self._with(base, everything, size)
-            if best.peak <= bound:
-                break
+        windows = (self._bytes(base, window) for window in WINDOWS)
+        tried = ((window, self._with(base, everything, window)) for window in windows)
+        window, best = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
         low, high = 0, len(movable) - 1
         while low <= high:
             middle = (low + high) // 2
-            found = self._with(base, self._assign(base, movable[:middle]), size)
+            found = self._with(base, self._assign(base, movable[:middle]), window)
             if found.peak <= bound:
                 best = min(best, found, key=self._cost)
                 high = middle - 1

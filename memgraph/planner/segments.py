@@ -95,7 +95,7 @@ def border_values(facts: JointFacts, borders: tuple[int, ...]) -> frozenset[int]
 
 
 def _crossing(facts: JointFacts, borders: tuple[int, ...]) -> set[int]:
-    """Values that operators of later segments read, or the outputs of such operators where those are smaller."""
+    """Values that operators of later segments read; the outputs of these operators instead, if those are smaller."""
     values, forward = facts.values, set(facts.forward)
     segment = np.searchsorted(borders, np.arange(len(facts.region_names)), side="right")
     crossing: set[int] = set()
@@ -114,7 +114,7 @@ def _crossing(facts: JointFacts, borders: tuple[int, ...]) -> set[int]:
 
 
 def segment_costs(facts: JointFacts, every: Candidate) -> SegmentCosts:
-    """The costs of segments, read off the sweep of a candidate that holds what enters any region."""
+    """The costs of segments, read off the sweep of a candidate that holds every border."""
     values, count = facts.values, max(1, len(facts.region_names))
     last = _last_readers(facts)
     born = np.zeros((count, count + 1))  # [region that makes it, last region that reads it]: bytes held
@@ -147,7 +147,7 @@ def _last_readers(facts: JointFacts) -> dict[int, int]:
 
 
 def _backward_by_region(facts: JointFacts, every: Candidate, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By region: bytes computed again that its backward reads, and the highest level beside what is held up to it."""
+    """By region: the recomputed bytes that its backward reads, and its highest level less the bytes held up to it."""
     program, swept, values = every.schedule.backward, every.backward, facts.values
     ours = set(facts.backward)
     again = np.zeros(len(held))
