@@ -12,7 +12,7 @@ Algorithm: one queue a tier and direction, each as fast as its link. The copies 
 first operator by which the queue is predicted to be through with it. The copies back start as late as still hides them.
 A window bounds the bytes that are under way: a smaller one gives memory back earlier and makes the step wait longer.
 
-Oracle: tests/planner/test_queues.py plays the copies on a clock of its own; the step never waits longer than predicted.
+Oracle: tests/planner/test_queues.py plays the copies on a clock of its own; the step waits no longer than predicted.
 """
 
 from __future__ import annotations
