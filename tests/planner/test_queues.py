@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -62,6 +63,10 @@ tiers = st.lists(st.sampled_from(("host", "nvme")), min_size=8, max_size=8)
 def stalls(sizes, tiers, out: float, back: float, window: float) -> tuple[float, float]:
     """The stall as it is played, and as it is predicted."""
     facts = chain([((n,), size, float(seconds), True, "") for n, (size, seconds) in enumerate(sizes)])
+    values = list(facts.values)
+    for i, (_, seconds) in zip(facts.backward, sizes, strict=True):
+        values[i] = dataclasses.replace(values[i], seconds=float(seconds))
+    facts = dataclasses.replace(facts, values=tuple(values))
     schedule = make_schedule(facts, facts.forward)
     found = {"host": Tier("host", out, back), "nvme": Tier("nvme", out / 2, back / 3)}
     chosen = [(i, found[tiers[i % 8]]) for i in schedule.saved if i in facts.forward]
