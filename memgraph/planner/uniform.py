@@ -41,7 +41,7 @@ PRICES = (1e-12, 1e-6)
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Choice:
-    """What is saved, in three figures."""
+    """A price, borders and copies for the whole graph."""
 
     price: float
     """Seconds that a byte is worth."""
@@ -56,8 +56,11 @@ class UniformChoices:
 
     def __init__(self, candidates: Candidates) -> None:
         self.candidates, self.facts = candidates, candidates.facts
-        self._cut = SavedSetCut(self.facts)
         self._border_values = functools.cache(functools.partial(border_values, self.facts))
+
+    @functools.cached_property
+    def _cut(self) -> SavedSetCut:
+        return SavedSetCut(self.facts)
 
     @functools.cached_property
     def found(self) -> tuple[tuple[Choice, Candidate], ...]:
