@@ -22,14 +22,14 @@ from memgraph.passes.partition import partition
 from memgraph.passes.read_operands import read_operands
 from memgraph.passes.recompute import recompute
 from memgraph.passes.settle import settle
-from memgraph.planner.candidate import Candidate
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import Decision, Plan, Refusal, Timeline
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
 from memgraph.planner.offload import Tiers
 from memgraph.planner.prices import price_fusion
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
-from memgraph.planner.tiles import Shards, first, more
+from memgraph.planner.tiles import Shards, next_shards, starting_shards
 from memgraph.verify.rewrite import snapshot, verify_graph, verify_partition
 
 # A planned backward came out up to 2 % larger than its sweep, after docs/decisions/0004; planning for less at once is
@@ -166,7 +166,7 @@ class _Partition:
 
     def choose(self, tiling: Tiling, plain: _Variant, wanted: int | None) -> tuple[_Variant, Candidate]:
         """The fastest plan that fits, with tiles or without; else the one with the lowest peak."""
-        shards: Shards | None = first(tiling.groups)
+        shards: Shards | None = starting_shards(tiling.groups)
         variant = plain if max(shards, default=1) == 1 else self.tiled(tiling, shards)
         tried: list[tuple[_Variant, Candidate, bool]] = []
         for _ in range(TILINGS):
@@ -179,7 +179,7 @@ class _Partition:
             # What fits but costs time could do without: what stands at the peak of the fastest plan is in the way.
             blocked = variant.planner.unplanned() if found else chosen
             standing = tiling.standing(timeline(variant.facts, blocked), variant.shards)
-            shards = more(tiling.groups, variant.shards, standing, blocked.peak, wanted - self.bound.margin)
+            shards = next_shards(tiling.groups, variant.shards, standing, blocked.peak, wanted - self.bound.margin)
             if shards is None:
                 break
             variant = self.tiled(tiling, shards)

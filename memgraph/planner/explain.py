@@ -15,7 +15,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.regions import matched
 from memgraph.facts.values import Value
-from memgraph.planner.candidate import Candidate
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import Decision, Event, Phase, Plan, Refusal, Step, Timeline, Transfer, Where
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier

@@ -1,124 +1,140 @@
 """Choose which saved values leave the device, beside what is computed again.
 
-A candidate of the planner (a saved set, scheduled and swept) is a base. Of its saved values those born first leave,
-as few as the bound asks for: they are away the longest, so their copies hide best. Every choice is swept with its
-copies in place, and waits for what its links cannot hide; the fastest of all bases wins.
+Problem: given candidates of the planner, the links of one or two tiers and their room, which saved values are copied
+away in the forward and back in the backward, so that the bound is kept at the least time?
+
+Why not a library: whether a copy hides depends on all others in its queue and on what runs meanwhile, and whether it
+helps depends on what stands at the peak. Both are known when the whole step has been swept with its copies in place.
+
+Algorithm: each of a few candidates is a base. Of its saved values those born first leave, as few as the bound asks for
+(bisection): they are away the longest, so their copies hide best. The window of bytes that may be under way is the
+widest that fits: a smaller one gives memory back earlier and makes the step wait longer. The fastest of all bases wins.
+
+Oracle: tests/properties/test_plans.py: copies at any legal time give the same bits and the peak of the sweep, and no
+bound that is kept without offload is missed or kept more slowly with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from memgraph.facts.actions import Offload
-from memgraph.planner.candidate import Candidate, fastest, smallest
+from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
+from memgraph.planner.copies import Copies
 from memgraph.planner.queues import Clock, Tier, place
-from memgraph.planner.schedule import Copies
 
-if TYPE_CHECKING:
-    from memgraph.facts.values import Value
-    from memgraph.planner.solve import Planner
-
-# How many bases are tried, and the windows: in largest moved values, all of them and none.
+# How many bases are tried.
 BASES = 8
-WINDOWS = (math.inf, 8.0, 2.0, 0.0)
+# Windows in largest values: those tried for a bound that the narrowest (0) keeps, and those for the lowest peak.
+WINDOWS = (math.inf, 8.0, 2.0)
+NARROW = (2.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiers:
-    """Where values may go, fastest first.  min_bytes: smaller values stay, unless a rule sends them.
-
-    notes: what the report says of the tiers.
-    """
+    """The tiers of one compilation."""
 
     tiers: tuple[Tier, ...] = ()
+    """Fastest first."""
     min_bytes: int = 0
+    """Smaller values stay, unless a rule sends them."""
     notes: tuple[str, ...] = ()
+    """Sentences about the tiers for the report."""
 
     def named(self, name: str) -> Tier | None:
         return next((tier for tier in self.tiers if tier.name == name), None)
 
 
-def _fill(
-    values: Sequence[int], facts: Sequence[Value], tiers: Sequence[Tier], room: dict[str, float]
-) -> list[tuple[int, Tier]]:
-    """The first tier with room for each value, in this order; `room` is what is left afterwards."""
-    chosen = []
-    for i in values:
-        size = facts[i].bytes
-        tier = next((tier for tier in tiers if tier.room(size) <= room[tier.name]), None)
-        if tier is not None:
-            room[tier.name] -= tier.room(size)
-            chosen.append((i, tier))
-    return chosen
+class _Room:
+    """The bytes that are left in each tier."""
+
+    def __init__(self, left: dict[str, float]) -> None:
+        self._left = dict(left)
+
+    @classmethod
+    def of(cls, tiers: Iterable[Tier]) -> _Room:
+        return cls({tier.name: math.inf if tier.capacity is None else tier.capacity for tier in tiers})
+
+    def copy(self) -> _Room:
+        return _Room(self._left)
+
+    def take(self, tier: Tier, size: int) -> bool:
+        """Give a value of `size` bytes its room, if there is any."""
+        needed = tier.room(size)
+        if needed > self._left[tier.name]:
+            return False
+        self._left[tier.name] -= needed
+        return True
 
 
 class Offloader:
-    """Offload for one planner. It keeps the clocks of the bases, and nothing that depends on a bound."""
+    """Offload for one joint graph. It keeps the clocks of the bases, and nothing that depends on a bound."""
 
-    def __init__(self, planner: Planner, tiers: Tiers) -> None:
-        self.planner, self.facts, self.tiers = planner, planner.facts, tiers
-        values, facts = planner.facts.values, planner.facts
-        self._returned = {values[i].storage for i in facts.forward_outputs}
+    def __init__(self, candidates: Candidates, tiers: Tiers) -> None:
+        self.candidates, self.facts, self.tiers = candidates, candidates.facts, tiers
+        values = self.facts.values
+        self._returned = {values[i].storage for i in self.facts.forward_outputs}
         self._pins = any(value.pinned(Offload) for value in values)
         self._clocks: dict[tuple[tuple[int, ...], Copies], Clock] = {}  # all else of a schedule follows from these
-        self._stock: Candidate | None = None
 
     def pinned(self, base: Candidate) -> Candidate:
-        """The base with what the rules send away gone, and nothing else."""
+        """The base without the values that rules send away. No other value leaves."""
         if not self._pins:
             return base
-        roots = self.plain() if base.stock else base
+        roots = self.plain if base.stock else base
         chosen = self._assign(roots, ())
         return self._with(roots, chosen, math.inf) if chosen else base
 
-    def best(self, bound: int) -> Candidate | None:
-        """The fastest candidate found whose peak is at most `bound`; None where there is none."""
+    def best(self, bound: int, pool: Sequence[Candidate]) -> Candidate | None:
+        """The fastest candidate found whose peak is at most `bound`; None if there is none.
+
+        pool: candidates that may be bases, beside Inductor's own choice.
+        """
         best: Candidate | None = None
-        for base in self._bases():
+        for base in self._bases(pool):
             if best is not None and base.seconds >= best.seconds:
                 break
             found = self._under(base, bound)
             if found is not None:
-                best = found if best is None else min(best, found, key=self._cheapest)
+                best = found if best is None else min(best, found, key=self._cost)
         return best
 
-    def _cheapest(self, candidate: Candidate) -> tuple[float, int, int]:
-        """Order by time; of two that take equally long, the one that moves less: disks wear."""
+    def smallest(self, pool: Sequence[Candidate]) -> Candidate | None:
+        """The candidate with the lowest peak found: everything that may leave has left.  pool: as of `best`."""
+        found = [
+            self._with(base, self._assign(base, self.movable(base)), self._bytes(base, window))
+            for base in self._bases(pool)
+            for window in NARROW
+        ]
+        return min(found, key=by_peak, default=None)
+
+    def _cost(self, candidate: Candidate) -> tuple[float, int, int]:
+        """A sort key: by time; of two that take equally long, the one that moves less comes first: disks wear."""
         moved = sum(self.facts.values[move.value].bytes for move in candidate.moves)
         return (round(candidate.seconds, 9), moved, candidate.peak)
 
-    def smallest(self) -> Candidate | None:
-        """The candidate with the lowest peak found: everything that may leave has left."""
-        found = [
-            self._with(base, self._assign(base, self.movable(base)), self._bytes(base, window))
-            for base in self._bases()
-            for window in (2.0, 0.0)
-        ]
-        return min(found, key=smallest, default=None)
+    def _bases(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """At most BASES of these candidates and Inductor's own choice, evenly spread, fastest first."""
+        unique = {id(candidate): candidate for candidate in (self.plain, *pool)}
+        ordered = sorted(unique.values(), key=by_time)
+        if len(ordered) <= BASES:
+            return ordered
+        step = (len(ordered) - 1) / (BASES - 1)
+        return [ordered[round(n * step)] for n in range(BASES)]
 
-    def _bases(self) -> list[Candidate]:
-        """Candidates of the planner, fastest first; Inductor's own choice with roots in place of saved views."""
-        pool = [self.plain()] + [candidate for _, candidate in self.planner.uniform()] * self.planner.recompute
-        pool = sorted({id(candidate): candidate for candidate in pool}.values(), key=fastest)
-        if len(pool) <= BASES:
-            return pool
-        step = (len(pool) - 1) / (BASES - 1)
-        return [pool[round(n * step)] for n in range(BASES)]
-
+    @functools.cached_property
     def plain(self) -> Candidate:
-        """What Inductor saves, but of every saved view the value that owns the bytes: a view cannot leave by itself."""
-        if self._stock is None:
-            values = self.facts.values
-            saved = set()
-            for i in self.planner.stock.schedule.saved:
-                root = values[i].storage
-                moves = values[i].kind == "view" and values[root].movable and values[root].kind != "primal"
-                saved.add(root if moves else i)
-            self._stock = self.planner.candidate(frozenset(saved)) or self.planner.stock
-        return self._stock
+        """Inductor's own choice, with the owner of the bytes in place of each saved view: a view cannot leave alone."""
+        values, stock = self.facts.values, self.candidates.stock
+        saved = set()
+        for i in stock.schedule.saved:
+            root = values[i].storage
+            moves = values[i].kind == "view" and values[root].movable and values[root].kind != "primal"
+            saved.add(root if moves else i)
+        return self.candidates.of(frozenset(saved)) or stock
 
     def movable(self, base: Candidate) -> list[int]:
         """Saved values that may leave, first born first."""
@@ -141,6 +157,7 @@ class Offloader:
         return {values[i].storage for i in saved if values[i].storage != i}
 
     def _rule(self, i: int) -> Tier | None:
+        """The tier to which a rule sends the value."""
         pin = self.facts.values[i].pin
         return self.tiers.named(pin.action.tier) if pin is not None and isinstance(pin.action, Offload) else None
 
@@ -152,49 +169,52 @@ class Offloader:
     def _assign(self, base: Candidate, values: Sequence[int]) -> list[tuple[int, Tier]]:
         """A tier for each value that one has room for: the fastest for those born last, which have the least time."""
         facts = self.facts.values
-        room = {tier.name: math.inf if tier.capacity is None else tier.capacity for tier in self.tiers.tiers}
+        room = _Room.of(self.tiers.tiers)
         chosen: list[tuple[int, Tier]] = []
         waiting = []
         for i in self.movable(base):
             rule = self._rule(i)
-            if rule is not None and rule.room(facts[i].bytes) <= room[rule.name]:
-                room[rule.name] -= rule.room(facts[i].bytes)
+            if rule is not None and room.take(rule, facts[i].bytes):
                 chosen.append((i, rule))
             elif rule is None and i in values and self._free(i):
                 waiting.append(i)
-        # Where room is short those born first have it: they are away the longest, and lower the peak the most.
+        # If room is short, values born first get it: they are away the longest, and lower the peak the most.
         open_to_all = [tier for tier in self.tiers.tiers if not tier.only_rules]
-        admitted = [i for i, _ in _fill(waiting, facts, open_to_all[::-1], dict(room))]
-        return chosen + _fill(admitted[::-1], facts, open_to_all, room)
+        admitted = [i for i, _ in self._place(waiting, open_to_all[::-1], room.copy())]
+        return chosen + self._place(admitted[::-1], open_to_all, room)
+
+    def _place(self, values: Sequence[int], tiers: Sequence[Tier], room: _Room) -> list[tuple[int, Tier]]:
+        """The first tier with room for each value, in this order; values without room are left out."""
+        sizes = [(i, self.facts.values[i].bytes) for i in values]
+        found = [(i, next((tier for tier in tiers if room.take(tier, size)), None)) for i, size in sizes]
+        return [(i, tier) for i, tier in found if tier is not None]
 
     def _under(self, base: Candidate, bound: int) -> Candidate | None:
         """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
         movable = self.movable(base)
         everything = self._assign(base, movable)
-        if self._with(base, everything, 0).peak > bound:  # nothing gives memory back earlier
+        narrowest = self._with(base, everything, 0)
+        if narrowest.peak > bound:  # nothing gives memory back earlier
             return None
-        for window in WINDOWS:
-            window = self._bytes(base, window)
-            best = self._with(base, everything, window)
-            if best.peak <= bound:
-                break
+        windows = (self._bytes(base, window) for window in WINDOWS)
+        tried = ((window, self._with(base, everything, window)) for window in windows)
+        window, best = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
         low, high = 0, len(movable) - 1
         while low <= high:
             middle = (low + high) // 2
             found = self._with(base, self._assign(base, movable[:middle]), window)
             if found.peak <= bound:
-                best = min(best, found, key=self._cheapest)
+                best = min(best, found, key=self._cost)
                 high = middle - 1
             else:
                 low = middle + 1
         return best
 
     def _with(self, base: Candidate, chosen: Sequence[tuple[int, Tier]], window: float) -> Candidate:
+        """The base with the copies of the chosen values in place, swept.  window: bytes that may be under way."""
         placed = place(self.facts, base.schedule, self._clock(base), chosen, window)
-        found = self.planner.evaluate(placed.schedule)
-        return dataclasses.replace(
-            found, seconds=found.seconds + placed.stall, moves=placed.moves, stall=placed.stall, stock=False
-        )
+        found = self.candidates.evaluate(placed.schedule)
+        return dataclasses.replace(found, seconds=found.seconds + placed.stall, moves=placed.moves, stall=placed.stall)
 
     def _bytes(self, base: Candidate, window: float) -> float:
         """A window in bytes from one in largest values."""
@@ -211,18 +231,19 @@ class Offloader:
     def without_room(self, chosen: Candidate, missed: bool) -> Iterator[tuple[Tier, int]]:
         """Tiers whose room was in the way, with the bytes that all that may go there need.
 
-        missed: the choice is larger than its bound, so that everything should have gone. Else a tier was in the way
-        where a value that stays finds no room.
+        missed: the choice is larger than its bound, so that everything should have gone, and a tier was in the way that
+        cannot hold everything. Else a tier was in the way if a value that stays finds no room in it.
         """
         values = self.facts.values
         moves = {move.value: move.tier for move in chosen.moves}
-        movable = [i for i in self.movable(self.plain() if chosen.stock else chosen) if self._free(i)]
+        movable = [i for i in self.movable(self.plain if chosen.stock else chosen) if self._free(i)]
         for tier in self.tiers.tiers:
             fitting = [i for i in movable if self._rule(i) == tier or (self._rule(i) is None and not tier.only_rules)]
             room = {i: tier.room(values[i].bytes) for i in fitting if moves.get(i, tier.name) == tier.name}
             need, capacity = sum(room.values()), math.inf if tier.capacity is None else tier.capacity
             left = capacity - sum(size for i, size in room.items() if i in moves)
-            if need > capacity if missed else any(size > left for i, size in room.items() if i not in moves):
+            in_the_way = need > capacity if missed else any(size > left for i, size in room.items() if i not in moves)
+            if in_the_way:
                 yield tier, need
 
     def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:

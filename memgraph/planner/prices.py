@@ -1,9 +1,16 @@
 """What fusion does to the price of saving and of recomputing a value.
 
-A pointwise value that only fused operators read is never written to memory: to compute it again in the kernel that
-needs it costs its transcendental functions and nothing else, but to save it costs a write in the forward and a read
-in the backward that nobody would have paid. Without this, planning a small Llama saved the one-hot of its labels
-(16 MiB).
+Problem: a pointwise value that only fused operators read is never written to memory. To compute it again in the kernel
+that needs it costs its transcendental functions and nothing else, but to save it costs a write in the forward and a
+read in the backward that nobody pays otherwise. Without these prices, a plan of a small Llama saved the one-hot of its
+labels (16 MiB).
+
+Why not a library: Inductor decides what it fuses when it lowers the graph, and the plan has to be made before.
+
+Algorithm: sweep the forward with nothing saved, and the backward of Inductor's own split; pointwise values that neither
+writes get the price of fused ones.
+
+Oracle: tests/planner/test_prices.py: small graphs whose kernels one can count.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from memgraph.planner.schedule import forward_program, make_schedule
 
 
 def price_fusion(facts: JointFacts, hardware: Hardware) -> JointFacts:
-    """Facts with `seconds` and `hold` as they are when Inductor fuses; in the backward, as it splits the graph."""
+    """The facts with `seconds` and `hold` of values that Inductor fuses. In the backward: of its own split."""
     values = list(facts.values)
 
     def fuse(i: int, hold: float) -> None:

@@ -3,9 +3,16 @@
     forward    x is born ── copy out, in order of birth ──> done: x's bytes are given back
     backward   bytes are taken, copy back begins ── ... ──> x's first use
 
-One queue a tier and direction, each as fast as its link. The copies out start at birth; each ends at the first
-operator by which the queue is predicted to be through with it. The copies back start as late as still hides them.
+Problem: the values that leave are given. When does each copy start, by which operator is it done, how long does the
+step wait, and how many bytes are under way at once?
+
+Why not a library: it is one walk over two queues, and the result has to be a program that the sweep understands.
+
+Algorithm: one queue a tier and direction, each as fast as its link. The copies out start at birth; each ends at the
+first operator by which the queue is predicted to be through with it. The copies back start as late as still hides them.
 A window bounds the bytes that are under way: a smaller one gives memory back earlier and makes the step wait longer.
+
+Oracle: tests/planner/test_queues.py plays the copies on a clock of its own; the step waits no longer than predicted.
 """
 
 from __future__ import annotations
@@ -22,24 +29,28 @@ from memgraph.planner.schedule import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A place for offloaded values.  out, back: bytes a second.  capacity: bytes, None for no limit.
-
-    only_rules: only what a rule sends there goes there.  page, extra: a value takes whole pages (bytes) there, for
-    itself and so many bytes more.  gpudirect: the way that out and back are figures of, which the runtime is told.
-    limit: the most bytes that the runtime may take in all, other graphs' with them, None for no limit.
-    why: what the capacity is, to read; no part of the value, as it may tell what is free to the byte.
-    """
+    """A place for offloaded values, and the figures of the way there."""
 
     name: str
+    """ "host" or "nvme"."""
     out: float
+    """Bytes a second, away from the device."""
     back: float
+    """Bytes a second, back to the device."""
     capacity: int | None = None
+    """Bytes that this graph may take; None for no limit."""
     only_rules: bool = False
+    """Only those values go there that a rule sends."""
     page: int = 1
+    """A value takes whole pages of so many bytes, for itself and for `extra`."""
     extra: int = 0
+    """Bytes that a value takes beside its own."""
     gpudirect: bool = False
+    """`out` and `back` are figures of GPUDirect, and the runtime is to copy that way."""
     limit: int | None = None
+    """The most bytes that the runtime may take in all, other graphs' with them; None for no limit."""
     why: str = dataclasses.field(default="", compare=False, repr=False)
+    """What the capacity is, to read. Not compared: it may tell what is free to the byte."""
 
     def room(self, size: int) -> int:
         """Bytes that a value of `size` bytes takes."""
@@ -48,30 +59,30 @@ class Tier:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One value that leaves and returns.
-
-    finish: slot of the forward by whose end the copy is done.  load: step of the backward before which the copy back
-    starts.  use: the step that reads it first.
-    """
+    """A transfer as the planner has it: values and steps are indices."""
 
     value: int
     tier: str
     finish: int
+    """The slot of the forward by whose end the copy out is done."""
     load: int
+    """The step of the backward before which the copy back starts."""
     use: int
+    """The step of the backward that reads the value first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A schedule with copies.  stall: seconds that the step waits for them."""
+    """A schedule with copies."""
 
     schedule: Schedule
     moves: tuple[Move, ...]
     stall: float
+    """Seconds that the step waits for the copies."""
 
 
 class Clock:
-    """When each slot of a schedule's programs begins and ends, each counted from the start of its direction."""
+    """When each slot of a schedule's programs begins and ends, counted from the start of its direction."""
 
     def __init__(self, facts: JointFacts, schedule: Schedule) -> None:
         values = facts.values
@@ -79,15 +90,20 @@ class Clock:
         self.forward = list(
             itertools.accumulate(0.0 if s < forward.inputs else values[v].seconds for s, v in enumerate(forward.values))
         )
+        """When each slot of the forward ends."""
         steps = backward.values[backward.inputs :]
         self.backward = list(itertools.accumulate((values[v].seconds for v in steps), initial=0.0))
+        """When each step of the backward begins, and when the last one ends."""
         self.slot = {v: s for s, v in enumerate(forward.values)}
-        self.last_read = list(range(len(forward.values)))  # through views as well: they share the bytes
+        """By value: its slot in the forward."""
+        self.last_read = list(range(len(forward.values)))
+        """By slot of the forward: the last slot that reads it, through views as well, since they share the bytes."""
         for s in range(forward.inputs, len(forward.values)):
             for read in forward.reads[s]:
                 owner = self.slot.get(values[forward.values[read]].storage, read)
                 self.last_read[owner] = s
         self.first_use: dict[int, int] = {}
+        """By saved value: the step of the backward that reads it first."""
         for step, reads in enumerate(backward.reads[backward.inputs :]):
             for read in reads:
                 if read < backward.inputs:
@@ -103,7 +119,7 @@ def place(
 ) -> Placement:
     """Put the copies of the chosen saved values into a schedule.
 
-    window: bytes that may be under way beyond the one value that is copied anyway; 0 waits for every copy at once.
+    window: bytes that may be under way beside the one value that is copied anyway; with 0 the step waits for each copy.
     """
     chosen = sorted(chosen, key=lambda pair: clock.slot[pair[0]])
     finish, out_stall = _out(facts, clock, chosen, window)
@@ -112,76 +128,82 @@ def place(
     return Placement(with_moves(schedule, clock, moves), moves, out_stall + back_stall)
 
 
-def _out(facts: JointFacts, clock: Clock, chosen: Sequence[tuple[int, Tier]], window: float):
-    """The slot by which each value has left, and the seconds that the forward waits."""
+def _out(
+    facts: JointFacts, clock: Clock, chosen: Sequence[tuple[int, Tier]], window: float
+) -> tuple[dict[int, int], float]:
+    """By value: the slot by which it has left. And the seconds that the forward waits."""
     free: dict[str, float] = {}  # when each tier's queue is through
     finish: dict[int, int] = {}
     ends: dict[int, float] = {}
-    waiting: list[int] = []  # values under way, first come first
+    under_way: list[int] = []  # first come first
     delay = 0.0
     last = len(clock.forward) - 1
     for v, tier in chosen:
         born = clock.slot[v]
-        size = facts.values[v].bytes
-        waiting = [w for w in waiting if ends[w] > clock.forward[born] + delay]
-        while waiting and sum(facts.values[w].bytes for w in waiting) > window:
-            first = waiting.pop(0)
-            # Before anything else is copied, this one has to be gone: the step waits for it here.
-            finish[first] = min(finish[first], max(born, clock.last_read[clock.slot[first]]))
-            delay = max(delay, ends[first] - clock.forward[born])
+        under_way = [w for w in under_way if ends[w] > clock.forward[born] + delay]
+        while under_way and sum(facts.values[w].bytes for w in under_way) > window:
+            oldest = under_way.pop(0)
+            # The oldest has to be gone before anything else is copied: the step waits for it here.
+            finish[oldest] = min(finish[oldest], max(born, clock.last_read[clock.slot[oldest]]))
+            delay = max(delay, ends[oldest] - clock.forward[born])
         start = max(clock.forward[born] + delay, free.get(tier.name, 0.0))
-        free[tier.name] = ends[v] = start + size / tier.out
+        free[tier.name] = ends[v] = start + facts.values[v].bytes / tier.out
         if window == 0:
             delay = max(delay, ends[v] - clock.forward[born])
         at = bisect.bisect_left(clock.forward, ends[v] - delay, lo=born)
         finish[v] = max(min(at, last), clock.last_read[born])
-        waiting.append(v)
+        under_way.append(v)
     if ends:
         delay = max(delay, max(ends.values()) - clock.forward[-1])
     return finish, delay
 
 
-def _back(facts: JointFacts, clock: Clock, chosen: Sequence[tuple[int, Tier]], window: float):
-    """The step before which each value's copy back starts, and the seconds that the backward waits."""
+def _back(
+    facts: JointFacts, clock: Clock, chosen: Sequence[tuple[int, Tier]], window: float
+) -> tuple[dict[int, int], float]:
+    """By value: the step before which its copy back starts. And the seconds that the backward waits."""
     order = sorted(chosen, key=lambda pair: (clock.first_use[pair[0]], clock.slot[pair[0]]))
+    latest = _latest(facts, clock, order)
+    load: dict[int, int] = {}
+    free: dict[str, float] = {}  # when each tier's queue is through
+    delay, ahead = 0.0, 0
+    unused: list[int] = []  # values whose copy back starts before the one at hand is needed
+    for v, tier in order:
+        size, use = facts.values[v].bytes, clock.first_use[v]
+        at = min(max(0, bisect.bisect_right(clock.backward, latest[v]) - 1), use)
+        unused.append(v)
+        ahead += size
+        while len(unused) > 1 and ahead - size > window:
+            oldest = unused.pop(0)  # it has to be used before this one may come
+            ahead -= facts.values[oldest].bytes
+            at = min(use, max(at, clock.first_use[oldest]))
+        if window == 0:
+            at = use
+        load[v] = at
+        start = max(clock.backward[at] + delay, free.get(tier.name, 0.0))
+        free[tier.name] = end = start + size / tier.back
+        delay = max(delay, end - clock.backward[use])
+    return load, delay
+
+
+def _latest(facts: JointFacts, clock: Clock, order: Sequence[tuple[int, Tier]]) -> dict[int, float]:
+    """By value: the latest time at which its copy back may start and hide, with those behind it in its queue."""
     latest: dict[int, float] = {}
     limit: dict[str, float] = {}
     for v, tier in reversed(order):
         use = clock.backward[clock.first_use[v]]
         latest[v] = min(use, limit.get(tier.name, use)) - facts.values[v].bytes / tier.back
         limit[tier.name] = latest[v]
-    load: dict[int, int] = {}
-    free: dict[str, float] = {}
-    delay, ahead = 0.0, 0
-    pending: list[int] = []  # loaded before it is used
-    for v, tier in order:
-        use = clock.first_use[v]
-        at = min(max(0, bisect.bisect_right(clock.backward, latest[v]) - 1), use)
-        pending.append(v)
-        ahead += facts.values[v].bytes
-        while len(pending) > 1 and ahead - facts.values[v].bytes > window:
-            first = pending.pop(0)  # it has to be used before this one may come
-            ahead -= facts.values[first].bytes
-            at = min(use, max(at, clock.first_use[first]))
-        if window == 0:
-            at = use
-        load[v] = at
-        start = max(clock.backward[at] + delay, free.get(tier.name, 0.0))
-        free[tier.name] = end = start + facts.values[v].bytes / tier.back
-        delay = max(delay, end - clock.backward[use])
-    return load, delay
+    return latest
 
 
 def with_moves(schedule: Schedule, clock: Clock, moves: Sequence[Move]) -> Schedule:
-    """The same schedule with the bytes of the moved values gone meanwhile."""
+    """The same schedule without the bytes of the moved values while they are away."""
     gone = {move.value: move for move in moves}
     old = schedule.forward
-    forward = Program(
-        values=old.values,
-        reads=old.reads,
-        inputs=old.inputs,
+    forward = dataclasses.replace(
+        old,
         outputs=frozenset(s for s in old.outputs if old.values[s] not in gone),
-        owned=old.owned,
         until=tuple((clock.slot[move.value], move.finish) for move in moves),
     )
     return dataclasses.replace(schedule, forward=forward, backward=_reloaded(schedule.backward, gone))
@@ -189,34 +211,34 @@ def with_moves(schedule: Schedule, clock: Clock, moves: Sequence[Move]) -> Sched
 
 def _reloaded(old: Program, gone: Mapping[int, Move]) -> Program:
     """The backward's program with a load in place of each moved input."""
-    at: dict[int, list[int]] = {}
+    before: dict[int, list[int]] = {}  # by step: what is loaded before it
     for v, move in gone.items():
-        at.setdefault(move.load, []).append(v)
+        before.setdefault(move.load, []).append(v)
+    old_slot = {v: s for s, v in enumerate(old.values[: old.inputs])}
+    new_slot: dict[int, int] = {}  # by old slot
     values: list[int] = []
     reads: list[tuple[int, ...]] = []
-    new: dict[int, int] = {}  # old slot -> new slot
     loads: list[int] = []
-    place = {v: s for s, v in enumerate(old.values[: old.inputs])}
+
+    def append(s: int) -> None:
+        new_slot[s] = len(values)
+        values.append(old.values[s])
+        reads.append(tuple(new_slot[read] for read in old.reads[s]))
+
     for s in range(old.inputs):
         if old.values[s] not in gone:
-            new[s] = len(values)
-            values.append(old.values[s])
-            reads.append(())
+            append(s)
     inputs = len(values)
     for s in range(old.inputs, len(old.values)):
-        for v in sorted(at.get(s - old.inputs, ())):
-            new[place[v]] = len(values)
+        for v in sorted(before.get(s - old.inputs, ())):
             loads.append(len(values))
-            values.append(v)
-            reads.append(())
-        new[s] = len(values)
-        values.append(old.values[s])
-        reads.append(tuple(new[read] for read in old.reads[s]))
+            append(old_slot[v])
+        append(s)
     return Program(
         values=tuple(values),
         reads=tuple(reads),
         inputs=inputs,
-        outputs=frozenset(new[s] for s in old.outputs),
-        owned=frozenset(new[s] for s in old.owned if new[s] < inputs),
+        outputs=frozenset(new_slot[s] for s in old.outputs),
+        owned=frozenset(new_slot[s] for s in old.owned if new_slot[s] < inputs),
         loads=frozenset(loads),
     )

@@ -1,56 +1,59 @@
 """From a set of saved values to two programs: what the forward runs, and the backward with its recomputation.
 
-A value that the backward needs and that was not saved is computed again right before its first use there. Where
-another region of the backward needs it too, it may be computed once more (a copy), so that it does not stay live in
-between: where fused operators alone make it of values that are held, or of values that are there at that time in any
-case:
+Problem: given the values that cross to the backward, in which order does the backward compute the others again?
 
-    y = x @ W; z = gelu(y); u = z @ V     recomputed: y, z, u. V's gradient reads z, then gelu's gradient reads y. So y
-                                          is there when z is needed, and z is made of it a second time.
+    forward    x ── f0 ── f1 ── f2 ── f3           saved: f1
+    backward   b3 needs f3:  f2, f3, b3            a value is computed again right before its first use, with all that
+               b2 needs f2:  b2                    it needs, in the order of the forward
+               b1 needs f1:  b1
+
+Where another region of the backward needs a recomputed value too, it may be computed once more, so that it does not
+stay live in between (copies.py).
+
+Why not a library: torch's partitioner orders a backward too, but as a graph, with one recomputation a value and none of
+the bytes. Here it is a list of numbers that the sweep walks, made some hundred times for one plan.
+
+Algorithm: walk the backward in Inductor's order; before each operator, a depth-first search from its missing inputs
+down to what is at hand, emitted in the order of the forward.
+
+Oracle: tests/planner/test_schedule.py holds that every read was computed before, for random graphs; those of
+tests/properties/test_plans.py run the schedule, bit for bit against the unplanned step.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterable, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
 from memgraph.facts.values import Value
+from memgraph.planner.copies import Copies, copied_until
 
-
-class Copies(enum.IntEnum):
-    """Of which values fused operators may make a recomputed value once more: of none, of held ones, of live ones
-    too."""
-
-    NONE = 0
-    OF_HELD = 1
-    OF_LIVE = 2
+Copy = tuple[int, int]
+"""A value of the backward, and which of its computations there: 0 is the first, and the only one of most values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """saved: values that cross.  backward_steps: (value, copy) in order; copy 0 is the first.
-
-    copies: which values may be computed once more.
-
-    forward, backward: the programs for the sweep.
-    seconds: predicted time of recomputation, by region.  recomputed: values computed again.
-    """
+    """A saved set with the two programs that follow from it."""
 
     saved: tuple[int, ...]
-    backward_steps: tuple[tuple[int, int], ...]
-    backward_reads: tuple[tuple[tuple[int, int], ...], ...]
+    """Values that cross to the backward, in the order of the graph."""
+    backward_steps: tuple[Copy, ...]
+    """What the backward computes, in order."""
+    backward_reads: tuple[tuple[Copy, ...], ...]
+    """What each step of the backward reads, in the order of its inputs."""
     forward: Program
+    """What the forward runs, for the sweep."""
     backward: Program
+    """What the backward runs, for the sweep."""
     seconds: tuple[float, ...]
+    """Predicted time of recomputation, by region."""
     recomputed: frozenset[int]
+    """Values that the backward computes again."""
     copies: Copies
-
-
-NEVER, ALWAYS = -1, 2**62
-MOST_SOURCES = 8
+    """Which values may be computed more than once."""
 
 
 class Unschedulable(Exception):
@@ -64,159 +67,109 @@ def make_schedule(
 
     settle: sums of a gradient are written to memory one by one. By itself Inductor adds products one by one, and makes
     one kernel of all other additions, until which all that they add stays live.
+
+    Raises Unschedulable.
     """
-    values = facts.values
-    held = set(saved)
-    backward_set = set(facts.backward)
-    needed: set[int] = set()
-    made: dict[tuple[int, int], int] = {}  # (value, region) -> copy
-    newest: dict[int, tuple[int, int]] = {}  # value -> (copy, region) last made
-    counts: dict[int, int] = {}
-    steps: list[tuple[int, int]] = []
-    reads: list[tuple[tuple[int, int], ...]] = []
-    seconds = [0.0] * len(facts.region_names)
-    until = _copied_until(facts, held, copies)
-    now = 0  # position in facts.backward
-
-    def at_hand(i: int, region: int) -> tuple[int, int] | None:
-        """The slot from which the step of `region` reads value i, or None where it has to be computed first."""
-        if i in held or values[i].kind in ("primal", "tangent") or (i in backward_set and (i, -1) in made):
-            if i not in backward_set and values[i].kind != "tangent":
-                needed.add(i)
-            return (i, 0)
-        if (i, region) in made:
-            return (i, made[i, region])
-        if i in newest and until[i] < now:
-            return (i, newest[i][0])
-        return None
-
-    def compute(i: int, region: int) -> None:
-        """Emit the recomputation of i and of all that it needs, in the order of the forward."""
-        pending, wanted = [i], set()
-        while pending:
-            j = pending.pop()
-            if j in wanted:
-                continue
-            if j in backward_set:
-                raise Unschedulable(f"{values[j].name} is read before the backward computes it")
-            if values[j].fixed:
-                raise Unschedulable(f"{values[j].name} {values[j].fixed} and is not saved")
-            wanted.add(j)
-            pending.extend(k for k in values[j].inputs if at_hand(k, region) is None)
-        for j in sorted(wanted):
-            sources = tuple(at_hand(k, region) for k in values[j].inputs)
-            copy = counts.get(j, 0)
-            counts[j] = copy + 1
-            made[j, region] = copy
-            newest[j] = (copy, region)
-            steps.append((j, copy))
-            reads.append(sources)  # type: ignore[arg-type]
-            seconds[region] += values[j].seconds
-
-    for now, b in enumerate(facts.backward):  # noqa: B007, at_hand reads it
-        region = values[b].region
-        for i in values[b].inputs:
-            if at_hand(i, region) is None:
-                compute(i, region)
-        steps.append((b, 0))
-        reads.append(tuple(at_hand(i, region) for i in values[b].inputs))  # type: ignore[misc]
-        made[b, -1] = 0
-    last_region = values[facts.backward[-1]].region if facts.backward else 0
-    for i in facts.backward_outputs:  # a gradient may be a forward value itself
-        if i not in backward_set and at_hand(i, last_region) is None:
-            compute(i, last_region)
-    crossing = tuple(sorted(needed))
-    forward = forward_program(facts, crossing)
-    backward = _backward_program(facts, crossing, steps, reads, settle)
+    walk = _Backward(facts, saved, copies)
+    for position, operator in enumerate(facts.backward):
+        walk.run(operator, position)
+    walk.provide(facts.backward_outputs)
+    crossing = walk.crossing()
     return Schedule(
         saved=crossing,
-        backward_steps=tuple(steps),
-        backward_reads=tuple(reads),
-        forward=forward,
-        backward=backward,
-        seconds=tuple(seconds),
-        recomputed=frozenset(i for i, _ in steps if i not in backward_set),
+        backward_steps=tuple(walk.steps),
+        backward_reads=tuple(walk.reads),
+        forward=forward_program(facts, crossing),
+        backward=_backward_program(facts, crossing, walk.steps, walk.reads, settle),
+        seconds=tuple(walk.seconds),
+        recomputed=frozenset(walk.newest),
         copies=Copies(copies),
     )
 
 
-def _copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[int]:
-    """Up to which position of the backward a value may be made once more; NEVER, ALWAYS."""
-    if copies is Copies.NONE:
-        return [NEVER] * len(facts.values)
-    if copies is Copies.OF_HELD:
-        return _made_of_held(facts, held)
-    return _made_of_live(facts, held)
+class _Backward:
+    """The steps of a backward, as they are appended operator by operator."""
 
+    def __init__(self, facts: JointFacts, saved: Iterable[int], copies: Copies) -> None:
+        self.facts, self.values = facts, facts.values
+        held = set(saved)
+        self.until = copied_until(facts, held, copies)
+        self.held = held.union(i for i, value in enumerate(facts.values) if value.kind in ("primal", "tangent"))
+        """What is there from the start: saved values and inputs."""
+        self.ours = set(facts.backward)
+        self.done: set[int] = set()
+        """Operators of the backward that have run."""
+        self.by_region: dict[tuple[int, int], int] = {}
+        """(value, region): the copy that was computed for this region."""
+        self.newest: dict[int, int] = {}
+        """The copy of each recomputed value that was computed last."""
+        self.steps: list[Copy] = []
+        self.reads: list[tuple[Copy, ...]] = []
+        self.seconds = [0.0] * len(facts.region_names)
 
-def _made_of_held(facts: JointFacts, held: set[int]) -> list[int]:
-    until: list[int] = []
-    for i, value in enumerate(facts.values):
-        there = i in held or value.kind in ("primal", "tangent")
-        again = _fused(value) and all(until[j] == ALWAYS for j in value.inputs)
-        until.append(ALWAYS if there or again else NEVER)
-    return until
+    def run(self, operator: int, position: int) -> None:
+        """Append one operator of the backward, and before it whatever it needs."""
+        value = self.values[operator]
+        reads = tuple(self._read(i, value.region, position) for i in value.inputs)
+        self.steps.append((operator, 0))
+        self.reads.append(reads)
+        self.done.add(operator)
 
+    def provide(self, outputs: Sequence[int]) -> None:
+        """Append what the backward returns and did not compute: a gradient may be a forward value itself."""
+        last = len(self.facts.backward) - 1
+        region = self.values[self.facts.backward[last]].region if last >= 0 else 0
+        for i in outputs:
+            if i not in self.ours:
+                self._read(i, region, max(last, 0))
 
-def _made_of_live(facts: JointFacts, held: set[int]) -> list[int]:
-    """A recomputed value is there until the last operator that reads it, or that reads what fused operators make of it.
+    def crossing(self) -> tuple[int, ...]:
+        """The held forward values that a step reads or that the backward returns, in order."""
+        wanted = {i for reads in self.reads for i, _ in reads}.union(self.facts.backward_outputs)
+        return tuple(sorted(i for i in wanted & self.held if self.values[i].kind != "tangent"))
 
-    It is not there for the sake of a value that all of these are made through: that one could be there in its place
-    (tanh's gradient reads tanh(y), not y).
-    """
-    values = facts.values
-    sources, through = _sources(facts, held)
-    reads: dict[int, list[tuple[int, int]]] = {}  # storage -> (position in the backward, value read there), last first
-    for position in range(len(facts.backward) - 1, -1, -1):
-        for i in values[facts.backward[position]].inputs:
-            made_of = sources[i]
-            if made_of is not None and len(made_of) == 1:
-                reads.setdefault(next(iter(made_of)), []).append((position, i))
+    def _read(self, i: int, region: int, position: int) -> Copy:
+        """The copy of a value that a step of this region reads, computed now if none is at hand."""
+        found = self._at_hand(i, region, position)
+        if found is None:
+            self._recompute(i, region, position)
+            found = (i, self.newest[i])
+        return found
 
-    def there(source: int, i: int) -> int:
-        return next((position for position, read in reads.get(source, ()) if i not in through[read]), NEVER)
+    def _at_hand(self, i: int, region: int, position: int) -> Copy | None:
+        """The copy of a value that a step of this region may read; None if there is none yet."""
+        if i in self.held or i in self.done:
+            return (i, 0)
+        copy = self.by_region.get((i, region))
+        if copy is None and self.until[i] < position:
+            copy = self.newest.get(i)
+        return None if copy is None else (i, copy)
 
-    until = []
-    for i, value in enumerate(values):
-        made_of = sources[i]
-        if made_of is None or value.storage in made_of:
-            until.append(NEVER)
-        else:
-            until.append(min((there(source, i) for source in made_of), default=ALWAYS))
-    return until
+    def _recompute(self, i: int, region: int, position: int) -> None:
+        """Append the recomputation of a value and of all that it needs, in the order of the forward."""
+        for j in sorted(self._missing(i, region, position)):
+            reads = tuple(self._read(k, region, position) for k in self.values[j].inputs)
+            copy = self.newest[j] + 1 if j in self.newest else 0
+            self.steps.append((j, copy))
+            self.reads.append(reads)
+            self.by_region[j, region] = self.newest[j] = copy
+            self.seconds[region] += self.values[j].seconds
 
-
-def _sources(facts: JointFacts, held: set[int]) -> tuple[list[frozenset[int] | None], list[frozenset[int]]]:
-    """For each value: the storages of which fused operators alone make it, and what they make on the way.
-
-    Held values and inputs are made of nothing: they are there. None: too many sources. The way is kept for one source.
-    """
-    nothing: frozenset[int] = frozenset()
-    sources: list[frozenset[int] | None] = []
-    through: list[frozenset[int]] = []
-    for i, value in enumerate(facts.values):
-        found: frozenset[int] | None = nothing
-        way = nothing
-        if i not in held and value.kind not in ("primal", "tangent"):
-            found = frozenset((value.storage,))
-            if _fused(value):
-                made_of = [sources[j] for j in value.inputs]
-                found = None if None in made_of else nothing.union(*made_of)  # type: ignore[arg-type]
-                found = None if found is not None and len(found) > MOST_SOURCES else found
-                if found is not None and len(found) == 1:
-                    way = frozenset((i,)).union(*(through[j] for j in value.inputs))
-        sources.append(found)
-        through.append(way)
-    return sources, through
-
-
-def _fused(value: Value) -> bool:
-    return value.kind in ("view", "pointwise", "symbol") and not value.fixed
-
-
-def _product(values: Sequence[Value], i: int) -> bool:
-    """Whether a value is what a product or another operator that fuses with nothing has made, or a view of it."""
-    return values[values[i].storage].kind == "extern"
+    def _missing(self, i: int, region: int, position: int) -> set[int]:
+        """A value and all that has to be computed before it.  Raises Unschedulable."""
+        values = self.values
+        pending, missing = [i], set()
+        while pending:
+            j = pending.pop()
+            if j in missing:
+                continue
+            if j in self.ours:
+                raise Unschedulable(f"{values[j].name} is read before the backward computes it")
+            if values[j].fixed:
+                raise Unschedulable(f"{values[j].name} {values[j].fixed} and is not saved")
+            missing.add(j)
+            pending.extend(k for k in values[j].inputs if self._at_hand(k, region, position) is None)
+        return missing
 
 
 def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
@@ -242,37 +195,44 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
 
 
 def _backward_program(
-    facts: JointFacts,
-    crossing: tuple[int, ...],
-    steps: list[tuple[int, int]],
-    reads: list[tuple[tuple[int, int], ...]],
-    settle: bool,
+    facts: JointFacts, crossing: tuple[int, ...], steps: list[Copy], reads: list[tuple[Copy, ...]], settle: bool
 ) -> Program:
-    values = facts.values
+    values, held = facts.values, set(crossing)
     tangents = [i for i, value in enumerate(values) if value.kind == "tangent"]
-    primals = [i for i, value in enumerate(values) if value.kind == "primal" and i not in crossing]
+    primals = [i for i, value in enumerate(values) if value.kind == "primal" and i not in held]
     inputs = list(crossing) + primals + tangents
-    slot: dict[tuple[int, int], int] = {(i, 0): s for s, i in enumerate(inputs)}
+    slot: dict[Copy, int] = {(i, 0): s for s, i in enumerate(inputs)}
     for s, step in enumerate(steps):
         slot[step] = len(inputs) + s
-    outputs = {slot[i, 0] for i in facts.backward_outputs if (i, 0) in slot}
-    forward_outputs = {values[i].storage for i in facts.forward_outputs}
     return Program(
         values=tuple(inputs) + tuple(i for i, _ in steps),
         reads=((),) * len(inputs) + tuple(tuple(slot[read] for read in step) for step in reads),
         inputs=len(inputs),
-        outputs=frozenset(outputs),
-        owned=frozenset(
-            s
-            for s, i in enumerate(inputs)
-            if not facts.retained
-            and values[i].kind not in ("primal", "tangent")
-            and values[values[i].storage].kind != "primal"
-            and values[i].storage not in forward_outputs
-        ),
+        outputs=frozenset(slot[i, 0] for i in facts.backward_outputs if (i, 0) in slot),
+        owned=_owned(facts, inputs),
         settled=frozenset(
             slot[i, copy]
             for i, copy in steps
-            if values[i].accumulates and (settle or any(_product(values, j) for j in values[i].inputs))
+            if values[i].accumulates and (settle or any(_is_product(values, j) for j in values[i].inputs))
         ),
     )
+
+
+def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:
+    """Input slots of the backward whose storage nobody else holds: it goes when its last reader has run."""
+    values = facts.values
+    if facts.retained:
+        return frozenset()
+    others = {values[i].storage for i in facts.forward_outputs}
+    return frozenset(
+        slot
+        for slot, i in enumerate(inputs)
+        if values[i].kind not in ("primal", "tangent")
+        and values[values[i].storage].kind != "primal"
+        and values[i].storage not in others
+    )
+
+
+def _is_product(values: Sequence[Value], i: int) -> bool:
+    """Whether an operator that fuses with nothing (a product) has made a value, or the value that it is a view of."""
+    return values[values[i].storage].kind == "extern"

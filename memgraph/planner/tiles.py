@@ -1,8 +1,15 @@
 """Which regions to run in shards, and in how many: chosen from what stands at the peak.
 
-Start without tiles. While the plan does not fit, or costs time, ask which group of equal regions holds the most bytes
-at the peak, and give it as many shards as bring these bytes into what room is left. A shard keeps a least number of
+Problem: a region in n shards holds about an n-th of its widest values, but each shard reads the weights again. How many
+shards does each group of equal regions need, so that the plan fits?
+
+Why not a library: each answer is judged by planning the tiled graph anew, so few questions may be asked, not many.
+
+Algorithm: start without tiles. While the plan does not fit, or costs time, find the group that holds the most bytes at
+the peak, and give it as many shards as bring these bytes into the room that is left. A shard keeps a least number of
 tokens: a product of few rows costs as much as one of more, since the weights are read for each.
+
+Oracle: the table of peaks, limits and shards in tests/planner/test_tiles.py.
 """
 
 from __future__ import annotations
@@ -16,8 +23,10 @@ from memgraph.facts.actions import Origin
 # The fewest rows of a shard. On a CPU a head and its loss took 1.04, 1.11 and 1.07 of Inductor's time in shards of 512,
 # 256 and 128 rows (docs/decisions/0007); on CUDA nothing was measured.
 LEAST_ROWS = {"cpu": 128, "cuda": 1024}
-# What holds less of the peak than this is not worth a tile.
+# A group that holds a smaller share of the peak is not worth a tile.
 LEAST_SHARE = 0.05
+# One step makes at most so many shards of each: the bytes at the peak are known for the present number only.
+MOST_TIMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +49,20 @@ class Group:
 Shards = tuple[int, ...]  # by group; 1: untiled
 
 
-def first(groups: Sequence[Group]) -> Shards:
-    """What is tiled before anything is chosen."""
+def starting_shards(groups: Sequence[Group]) -> Shards:
+    """The shards before the planner has chosen any."""
     return tuple(group.fixed or 1 for group in groups)
 
 
 def most_shards(tokens: int, device: str) -> int:
+    """How many shards so many tokens may have at the most."""
     return max(1, tokens // LEAST_ROWS.get(device, LEAST_ROWS["cuda"]))
 
 
-def more(groups: Sequence[Group], shards: Shards, standing: Mapping[int, int], peak: int, limit: int) -> Shards | None:
-    """The next thing to try; None where nothing that is tiled further would lower the peak.
+def next_shards(
+    groups: Sequence[Group], shards: Shards, standing: Mapping[int, int], peak: int, limit: int
+) -> Shards | None:
+    """The shards to try after `shards`; None if more shards of no group would lower the peak.
 
     standing: by group, the bytes of its values among those that make the peak.  limit: bytes that the step may take.
     """
@@ -63,6 +75,6 @@ def more(groups: Sequence[Group], shards: Shards, standing: Mapping[int, int], p
         return None
     n = max(free, key=lambda place: standing[place])
     room = limit - (peak - standing[n])
-    times = math.ceil(standing[n] / room) if room > 0 else 8
-    wanted = 2 ** math.ceil(math.log2(max(2, min(8, times))))
+    times = math.ceil(standing[n] / room) if room > 0 else MOST_TIMES
+    wanted = 2 ** math.ceil(math.log2(max(2, min(MOST_TIMES, times))))
     return tuple(min(groups[i].most, count * wanted) if i == n else count for i, count in enumerate(shards))

@@ -11,7 +11,7 @@ import memgraph
 from memgraph import BudgetError, OptionsError
 from memgraph.base import compat
 from memgraph.facts.actions import Rule, Tile
-from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, first, more, most_shards
+from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, most_shards, next_shards, starting_shards
 from tests.support.models import Loss
 
 # --- the search -------------------------------------------------------------------------------------------
@@ -22,9 +22,9 @@ FIXED = Group("loss", "lm_head", 4096, (2,), most=16, fixed=4, origin=Rule("lm_h
 
 
 def test_nothing_is_tiled_before_anything_is_chosen():
-    assert first([MLP, LOSS]) == (1, 1)
-    assert first([MLP, FIXED]) == (1, 4)
-    assert first([]) == ()
+    assert starting_shards([MLP, LOSS]) == (1, 1)
+    assert starting_shards([MLP, FIXED]) == (1, 4)
+    assert starting_shards([]) == ()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -34,8 +34,8 @@ def test_a_shard_keeps_a_least_number_of_rows(device):
 
 
 def test_what_holds_most_of_the_peak_is_tiled():
-    assert more([MLP, LOSS], (1, 1), {0: 300, 1: 500}, peak=1000, limit=900) == (1, 2)
-    assert more([MLP, LOSS], (1, 1), {0: 500, 1: 300}, peak=1000, limit=900) == (2, 1)
+    assert next_shards([MLP, LOSS], (1, 1), {0: 300, 1: 500}, peak=1000, limit=900) == (1, 2)
+    assert next_shards([MLP, LOSS], (1, 1), {0: 500, 1: 300}, peak=1000, limit=900) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -51,27 +51,27 @@ def test_what_holds_most_of_the_peak_is_tiled():
     ],
 )
 def test_shards_bring_what_stands_into_the_room_that_is_left(limit, shards):
-    assert more([MLP], (1,), {0: 500}, peak=1000, limit=limit) == (shards,)
-    assert more([MLP], (2,), {0: 500}, peak=1000, limit=limit) == (2 * shards,)
+    assert next_shards([MLP], (1,), {0: 500}, peak=1000, limit=limit) == (shards,)
+    assert next_shards([MLP], (2,), {0: 500}, peak=1000, limit=limit) == (2 * shards,)
 
 
 def test_no_more_than_the_most():
-    assert more([MLP], (16,), {0: 500}, peak=1000, limit=100) == (32,)
-    assert more([MLP], (32,), {0: 500}, peak=1000, limit=100) is None
-    assert more([MLP, LOSS], (32, 1), {0: 500, 1: 100}, peak=1000, limit=100) == (32, 8)
+    assert next_shards([MLP], (16,), {0: 500}, peak=1000, limit=100) == (32,)
+    assert next_shards([MLP], (32,), {0: 500}, peak=1000, limit=100) is None
+    assert next_shards([MLP, LOSS], (32, 1), {0: 500, 1: 100}, peak=1000, limit=100) == (32, 8)
 
 
 def test_what_a_rule_asks_for_stays():
-    assert more([FIXED], (4,), {0: 900}, peak=1000, limit=100) is None
-    assert more([MLP, FIXED], (1, 4), {0: 100, 1: 900}, peak=1000, limit=950) == (2, 4)
+    assert next_shards([FIXED], (4,), {0: 900}, peak=1000, limit=100) is None
+    assert next_shards([MLP, FIXED], (1, 4), {0: 100, 1: 900}, peak=1000, limit=950) == (2, 4)
 
 
 def test_what_holds_little_of_the_peak_stays():
     little = int(1000 * LEAST_SHARE)
-    assert more([MLP], (1,), {0: little - 1}, peak=1000, limit=900) is None
-    assert more([MLP], (1,), {0: little}, peak=1000, limit=900) is not None
-    assert more([MLP], (1,), {}, peak=1000, limit=900) is None
-    assert more([], (), {}, peak=1000, limit=900) is None
+    assert next_shards([MLP], (1,), {0: little - 1}, peak=1000, limit=900) is None
+    assert next_shards([MLP], (1,), {0: little}, peak=1000, limit=900) is not None
+    assert next_shards([MLP], (1,), {}, peak=1000, limit=900) is None
+    assert next_shards([], (), {}, peak=1000, limit=900) is None
 
 
 # --- a plan -----------------------------------------------------------------------------------------------

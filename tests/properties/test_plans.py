@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from memgraph.facts import kernel_scratch
 from memgraph.facts.actions import CheckpointTag, Offload, Pin, Recompute, Save
 from memgraph.facts.joint import JointFacts, Value
-from memgraph.planner.candidate import Candidate
+from memgraph.planner.candidates import Candidate
+from memgraph.planner.copies import Copies
 from memgraph.planner.cut import SavedSetCut
 from memgraph.planner.explain import timeline
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Clock, Move, Tier, place, with_moves
-from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
+from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.runtime import sanitized
 from tests.support.graphs import capture, same_bits
@@ -51,11 +52,11 @@ def legal(facts: JointFacts, chosen: set[int], copies: Copies) -> Candidate:
     saved = {savable[n % len(savable)] for n in chosen} if savable else set()
     planner = Planner(facts, fused=False)
     try:
-        return planner.evaluate(make_schedule(facts, saved, copies))
+        return planner.candidates.evaluate(make_schedule(facts, saved, copies))
     except Unschedulable:
         fixed = {i for i in savable if facts.values[i].fixed}
         assert fixed - saved, "nothing that must not run twice is missing"
-        return planner.evaluate(make_schedule(facts, saved | fixed, copies))
+        return planner.candidates.evaluate(make_schedule(facts, saved | fixed, copies))
 
 
 @settings(SETTINGS, max_examples=40)
@@ -88,7 +89,7 @@ def moved(facts: JointFacts, base: Candidate, drawn: list[tuple[int, int, int]])
         use = clock.first_use[i]
         chosen[i] = Move(i, "host", first + late % (last - first + 1), use - early % (use + 1), use)
     ordered = tuple(sorted(chosen.values(), key=lambda move: clock.slot[move.value]))
-    return dataclasses.replace(planner.evaluate(with_moves(base.schedule, clock, ordered)), moves=ordered)
+    return dataclasses.replace(planner.candidates.evaluate(with_moves(base.schedule, clock, ordered)), moves=ordered)
 
 
 @settings(SETTINGS, max_examples=40)
@@ -248,7 +249,7 @@ def test_brute_force(program):
     found = []
     for kept in itertools.product((False, True), repeat=len(free)):
         saved = fixed | {i for i, keep in zip(free, kept, strict=True) if keep}
-        found.append(planner.evaluate(make_schedule(facts, saved)))
+        found.append(planner.candidates.evaluate(make_schedule(facts, saved)))
     lowest = min(candidate.peak for candidate in found)
     assert planner.smallest().peak <= PEAK * lowest
     times = [candidate.seconds for candidate in found]

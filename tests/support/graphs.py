@@ -25,7 +25,7 @@ from memgraph.machine.measure import peak_above_start
 from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
-from memgraph.planner.candidate import Candidate
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.explain import make_plan
 from memgraph.verify.rewrite import snapshot, verify_partition
 from tests.support.programs import Program

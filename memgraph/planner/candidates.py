@@ -1,0 +1,114 @@
+"""Candidates: a set of saved values, scheduled and swept.
+
+Problem: how high does the step peak, and how long does it take, if exactly these values cross to the backward?
+
+    saved values ── schedule.py ──> two programs ── facts/liveness.py ──> peak, seconds
+
+Why not a library: a solver for sums of bytes and seconds (an integer program, a cut) does not see what recomputation
+itself keeps live. With one, a plan of 389 MiB peaked at 425 MiB (docs/decisions/0003). So a search of this room only
+proposes saved sets, and the sweep of the whole step judges them.
+
+Algorithm: schedule, sweep the forward, sweep the backward on top of what the forward left. Every saved set is judged
+once: `Candidates` keeps what it has seen.
+
+Oracle: tests/properties/test_plans.py runs random plans with an interpreter that counts bytes; the peaks are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from memgraph.facts.actions import Recompute
+from memgraph.facts.joint import JointFacts
+from memgraph.facts.liveness import Sweep, sweep
+from memgraph.planner.copies import Copies
+from memgraph.planner.cut import needed_values
+from memgraph.planner.queues import Move
+from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A scheduled and swept choice of what to save."""
+
+    schedule: Schedule
+    forward: Sweep
+    backward: Sweep
+    peak: int
+    """Bytes above the baseline."""
+    seconds: float
+    """Time beyond Inductor's own choice: of recomputation, of writing saved values, of waiting for copies."""
+    stock: bool = False
+    """This is Inductor's own choice, and its own split of the graph may stand as it is."""
+    moves: tuple[Move, ...] = ()
+    """Values that are in another tier between forward and backward."""
+    stall: float = 0.0
+    """The part of `seconds` in which the step waits for copies."""
+
+    @property
+    def carried(self) -> int:
+        """Bytes that the forward leaves allocated: saved values and its other outputs."""
+        return _carried(self.schedule, self.forward)
+
+
+def _carried(schedule: Schedule, forward: Sweep) -> int:
+    found, deaths = forward.bytes, forward.deaths
+    return sum(found[s] for s in found if s >= schedule.forward.inputs and s not in deaths)
+
+
+def by_time(candidate: Candidate) -> tuple[float, int]:
+    """A sort key: the fastest first; of two that take equally long, the smaller."""
+    return (round(candidate.seconds, 9), candidate.peak)
+
+
+def by_peak(candidate: Candidate) -> tuple[int, float]:
+    """A sort key: the lowest peak first; of two equal ones, the faster."""
+    return (candidate.peak, round(candidate.seconds, 9))
+
+
+class Candidates:
+    """Turns saved sets of one joint graph into candidates, each saved set once."""
+
+    def __init__(self, facts: JointFacts, *, fused: bool = True, copies: Copies = Copies.OF_HELD) -> None:
+        """fused: sweep as Inductor allocates; else as the FX interpreter does.  copies: the default of `of`."""
+        self.facts, self.fused, self.copies = facts, fused, copies
+        base = make_schedule(facts, facts.stock_saved, copies, settle=False)
+        self._stock_seconds = self._seconds(base)
+        self.stock = dataclasses.replace(self.evaluate(base), stock=True)
+        """Inductor's own choice."""
+        self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
+        # A plan of ours settles the sums of gradients (schedule.py). In a graph without such sums, the set that
+        # Inductor saves is its own choice.
+        if not any(value.accumulates for value in facts.values):
+            self._seen[frozenset(base.saved), copies] = self.stock
+
+    def of(self, saved: frozenset[int], copies: Copies | None = None) -> Candidate | None:
+        """The candidate that saves these values; None if the backward cannot be computed from them."""
+        key = (saved, self.copies if copies is None else copies)
+        if key not in self._seen:
+            try:
+                self._seen[key] = self.evaluate(make_schedule(self.facts, *key))
+            except Unschedulable:
+                return None
+        return self._seen[key]
+
+    def evaluate(self, schedule: Schedule) -> Candidate:
+        """Sweep a schedule."""
+        forward = sweep(self.facts.values, schedule.forward, self.fused)
+        backward = sweep(self.facts.values, schedule.backward, self.fused)
+        peak = max(forward.peak, _carried(schedule, forward) + backward.peak)
+        return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self._stock_seconds)
+
+    def _seconds(self, schedule: Schedule) -> float:
+        return sum(schedule.seconds) + sum(self.facts.values[i].hold for i in schedule.saved)
+
+    @functools.cached_property
+    def savable(self) -> tuple[int, ...]:
+        """Values that may be saved and from which the backward's reads come."""
+        return tuple(i for i in needed_values(self.facts) if self.may_save(i))
+
+    def may_save(self, i: int) -> bool:
+        """Whether a value may cross to the backward: it is a tensor, no view, and no pin says `recompute`."""
+        value = self.facts.values[i]
+        return value.savable and value.kind != "view" and not value.pinned(Recompute)

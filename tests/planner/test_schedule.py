@@ -1,0 +1,70 @@
+"""Schedules: what is read was computed before, and what is computed more than once."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memgraph.facts.joint import JointFacts
+from memgraph.planner.copies import Copies
+from memgraph.planner.schedule import Unschedulable, make_schedule
+from tests.support.facts import SETTINGS, again, graphs, value
+
+
+@settings(SETTINGS, max_examples=60)
+@given(graphs(), st.sets(st.integers(0, 9)))
+def test_a_schedule_computes_what_it_reads(facts, chosen):
+    saved = {i for i in facts.forward if i in chosen}
+    try:
+        schedule = make_schedule(facts, saved)
+    except Unschedulable:
+        assert again(facts, frozenset(saved)) is None
+        return
+    assert again(facts, frozenset(saved)) is not None
+    assert set(schedule.saved) <= saved | {0}
+    at_hand = {(i, 0) for i in schedule.saved} | {(i, 0) for i, v in enumerate(facts.values) if v.kind == "tangent"}
+    for step, reads in zip(schedule.backward_steps, schedule.backward_reads, strict=True):
+        assert tuple(i for i, _ in reads) == facts.values[step[0]].inputs
+        assert at_hand.issuperset(reads)
+        at_hand.add(step)
+    assert [i for i, _ in schedule.backward_steps if i in facts.backward] == list(facts.backward)
+
+
+def test_a_copy_is_made_of_what_is_there_anyway():
+    """z = gelu(y) is read before y by the backward: made of y again, so that it is not kept from its first use on."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("y0", "extern", 0, at=1, size=8, seconds=1.0),
+        value("z0", "pointwise", 1, at=2, size=8, seconds=0.1),
+        value("y1", "extern", 2, at=3, size=8, seconds=1.0, region=1),
+        value("z1", "pointwise", 3, at=4, size=8, seconds=0.1, region=1),
+        value("dz", "tangent", at=5, size=8),
+        value("b1", "extern", 4, 5, at=6, size=8, region=1),  # reads z1
+        value("c1", "extern", 3, 6, at=7, size=8, region=1),  # reads y1
+        value("b0", "extern", 2, 7, at=8, size=8),  # reads z0
+        value("c0", "extern", 1, 8, at=9, size=8),  # reads y0
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3, 4), (6, 7, 8, 9), (), (9,), frozenset((1, 2, 3, 4)), ("0", "1"))
+    once = make_schedule(facts, (), Copies.OF_HELD)
+    twice = make_schedule(facts, (), Copies.OF_LIVE)
+    assert [step for step in once.backward_steps if step[0] == 2] == [(2, 0)]
+    assert [step for step in twice.backward_steps if step[0] == 2] == [(2, 0), (2, 1)]
+    assert [step for step in twice.backward_steps if step[0] == 1] == [(1, 0)]
+
+
+def test_no_copy_for_the_sake_of_which_its_source_would_stay():
+    """t = tanh(y): the backward reads t alone. To keep y for it saves nothing."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("y", "extern", 0, at=1, size=8, seconds=1.0),
+        value("t", "pointwise", 1, at=2, size=8, seconds=0.1),
+        value("u", "extern", 2, at=3, size=8, seconds=1.0, region=1),
+        value("slope", "pointwise", 2, at=4, size=8, seconds=0.1),
+        value("dz", "tangent", at=5, size=8),
+        value("b1", "extern", 3, 5, at=6, size=8, region=1),
+        value("b0", "extern", 2, 6, at=7, size=8),
+        value("c0", "pointwise", 4, 7, at=8, size=8),
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3, 4), (6, 7, 8), (), (8,), frozenset((2, 3)), ("0", "1"))
+    schedule = make_schedule(facts, (), Copies.OF_LIVE)
+    assert [step for step in schedule.backward_steps if step[0] == 2] == [(2, 0)]
