@@ -21,11 +21,13 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, Region
 from memgraph.verify.checks import show, signature
-from memgraph.verify.rewrite import named_input, verify_graph
+from memgraph.verify.frame import History
+from memgraph.verify.inputs import input_term
+from memgraph.verify.rewrite import verify_graph
 from memgraph.verify.smaller import name_of
+from memgraph.verify.terms import Term, Terms
 from memgraph.verify.trial import ROOM, Differs, Trial
-from memgraph.verify.values import Table
-from memgraph.verify.walk import Numbered, Run
+from memgraph.verify.walk import number
 
 # Operators that put shards together; the first argument of the last two is written into.
 _TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", "memgraph::shard_put", "memgraph::shard_add")
@@ -153,27 +155,28 @@ def _inputs(
     before: fx.GraphModule, after: fx.GraphModule, calls: Sequence[_Call], claims: Mapping[str, str]
 ) -> Iterator[tuple[_Call, list[_Operand]]]:
     """For each call, what its operands are.  Raises TileError where one is nothing that its region reads."""
-    table = Table()
+    terms = Terms()
     placeholders = before.graph.find_nodes(op="placeholder")
-    given = [named_input(table, node) for node in placeholders]
+    given = [input_term(terms, node) for node in placeholders]
 
-    def numbers(inputs: Sequence[int]) -> dict[str, int]:
-        return {node.name: n for node, n in Numbered(before, inputs, Run(table)).numbers.items()}
+    def values(inputs: Sequence[Term]) -> dict[str, Term]:
+        return {node.name: term for node, term in number(before, inputs, History(terms)).values.items()}
 
-    old = numbers(given)
-    new = Numbered(after, given, Run(table), claims={name: old[source] for name, source in claims.items()}).numbers
-    with_one: dict[str, dict[str, int]] = {}
+    old = values(given)
+    claimed = {name: old[source] for name, source in claims.items()}
+    new = number(after, given, History(terms), claims=claimed).values
+    with_one: dict[str, dict[str, Term]] = {}
     for call in calls:
         region = call.region
         chain = (region.tangent, *region.chain) if region.tangent else ()
         if chain and region.tangent not in with_one:
             one = new[_one(after, before, region)]
             ones = [one if node.name == region.tangent else n for node, n in zip(placeholders, given, strict=True)]
-            with_one[region.tangent] = numbers(ones)
-        known: dict[int, _Operand] = {}
+            with_one[region.tangent] = values(ones)
+        known: dict[Term, _Operand] = {}
         for name in (*chain, *(name for name in region.inputs if name not in chain)):
-            number = with_one[region.tangent][name] if name in chain else old[name]
-            known[number] = _Operand((*known.get(number, _Operand(())).names, name), name in chain)
+            term = with_one[region.tangent][name] if name in chain else old[name]
+            known[term] = _Operand((*known.get(term, _Operand(())).names, name), name in chain)
         for operand in call.node.args[2:]:
             if new[operand] not in known:
                 raise TileError(region, f"its tile is given {operand.name}, which is nothing that its region reads")
