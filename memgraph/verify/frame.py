@@ -73,7 +73,7 @@ class Frame:
     returned: dict[fx.Node, list[Storage]] = field(default_factory=dict)
     """By call of a body, the storages of what it returns."""
 
-    @property
+    @functools.cached_property
     def terms(self) -> Terms:
         return self.history.terms
 
