@@ -14,6 +14,7 @@ from memgraph.runtime.nvme import destination
 
 Log = Callable[[str, int], None]
 CUDA_STATE = 16  # bytes of the state of a CUDA generator, which lies in the memory of the host
+TRANSFERS = frozenset(("offload_start", "offload_finish", "reload_start", "reload_finish"))
 
 
 class Memory:
@@ -46,7 +47,7 @@ class Memory:
         namespace, name, *_ = path.removeprefix("torch.ops.").split(".")
         if "out" in kwargs:
             outputs = kwargs["out"]
-        elif namespace == "memgraph" and name.startswith(("offload", "reload")):
+        elif namespace == "memgraph" and name in TRANSFERS:
             return self._transfer(target, name, args)
         elif namespace == "higher_order" and name in ("run_and_save_rng_state", "run_with_rng_state"):
             return self._replay(target, name == "run_and_save_rng_state", args, kwargs)

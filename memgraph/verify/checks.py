@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from memgraph.base import compat
-from memgraph.verify.operators import RNG_WRAPPERS, SYMBOLIC, describe, is_transfer, target_name
+from memgraph.verify.operators import RNG_WRAPPERS, SYMBOLIC, describe, schema_of, target_name
 from memgraph.verify.terms import Term
 from memgraph.verify.walk import Numbered
 
@@ -88,17 +88,19 @@ def metadata(graph: Numbered, known: Mapping[Term, fx.Node]) -> list[str]:
     """
     breaches = []
     for node, term in graph.values.items():
+        source = known.get(term)
+        if source is not None and source.meta.get("val") is node.meta.get("val"):
+            continue
         # torch gives the wrappers of generator states no metadata.
         if node.op == "call_function" and target_name(node.target) not in RNG_WRAPPERS:
-            breaches += _metadata_of(graph.where, node, known.get(term))
+            breaches += _metadata_of(graph.where, node, source)
     return breaches
 
 
 def _metadata_of(where: str, node: fx.Node, source: fx.Node | None) -> list[str]:
     held = node.meta.get("val")
     if source is not None:
-        want = source.meta.get("val")
-        if want is held or want is None:
+        if (want := source.meta.get("val")) is None:
             return []
         wanted = signature(want)
     elif "val" not in node.meta:
@@ -159,7 +161,7 @@ def copies(graph: Numbered) -> list[str]:
     place = {node: n for n, node in enumerate(graph.module.graph.nodes)}
     started: dict[Hashable, fx.Node] = {}
     for node in place:
-        if node.op != "call_function" or not is_transfer(node.target):
+        if not _is_transfer(node):
             continue
         name = _operator_name(node)
         if name in _FINISHES:
@@ -176,6 +178,10 @@ def copies(graph: Numbered) -> list[str]:
 _FINISHES = {"offload_start": "offload_finish", "reload_start": "reload_finish"}
 
 
+def _is_transfer(node: fx.Node) -> bool:
+    return node.op == "call_function" and schema_of(node.target).transfer
+
+
 def _operator_name(node: fx.Node) -> str:
     return node.target._schema.name.removeprefix("memgraph::")
 
@@ -184,7 +190,7 @@ def _started(graph: Numbered, node: fx.Node, started: dict[Hashable, fx.Node]) -
     """Breaches of the start of a copy.  started: by operator and storage, the starts before it; it is added."""
     breaches = []
     name = _operator_name(node)
-    finishes = [user for user in node.users if user.op == "call_function" and is_transfer(user.target)]
+    finishes = [user for user in node.users if _is_transfer(user)]
     if [_operator_name(user) for user in finishes] != [_FINISHES[name]] or len(node.users) != 1:
         text = f"{node.name} is finished {len(finishes)} times, not once: {describe(node)}"
         breaches.append(f"the {graph.where}'s {text}")

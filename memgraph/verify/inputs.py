@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.verify.checks import show, signature
 from memgraph.verify.operators import SYMBOLIC
 from memgraph.verify.terms import Form, Term, Terms
@@ -21,18 +22,8 @@ def placeholders(module: fx.GraphModule) -> list[fx.Node]:
 
 def split_inputs(joint: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node]]:
     """The joint graph's inputs: the forward's, and those that only the backward gets, in the backward's order."""
-    primals, tangents, seeds, states = [], [], [], []
-    for node in placeholders(joint):
-        name = str(node.target)
-        if "tangents" in name:
-            tangents.append(node)
-        elif "bwd_seed" in name or "bwd_base_offset" in name:
-            seeds.append(node)
-        elif type(node.meta.get("val")).__name__ == "BackwardState":
-            states.append(node)
-        else:
-            primals.append(node)
-    return primals, tangents + seeds + states
+    late = compat.backward_inputs(joint)
+    return [node for node in placeholders(joint) if node not in late], late
 
 
 def is_generator_state(node: fx.Node) -> bool:

@@ -100,15 +100,12 @@ def describe(node: fx.Node) -> str:
     return line if len(line) <= 160 else line[:157] + "..."
 
 
-def is_transfer(target: Any) -> bool:
-    """Whether an operator starts or finishes a copy of a value to another tier or back."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name in _TRANSFERS
-
-
 @dataclass(frozen=True)
 class Schema:
     """What an operator's schema says."""
 
+    name: str
+    """Of the target, as `target_name` gives it."""
     kind: Kind = Kind.PURE
     views: tuple[tuple[int, str], ...] = ()
     """Arguments whose storage an output shares, as (position, name)."""
@@ -116,13 +113,15 @@ class Schema:
     """Arguments that it writes to, as (position, name)."""
     returns_written: bool = False
     """Whether it returns the argument that it writes to."""
+    transfer: bool = False
+    """Whether it starts or finishes a copy to another tier or back."""
 
 
 @functools.cache
 def schema_of(target: Any) -> Schema:
     """The schema of a call's target, of a higher-order operator or a Python function as well."""
     if not isinstance(target, torch._ops.OpOverload):
-        return Schema(_kind_of_function(target))
+        return Schema(target_name(target), _kind_of_function(target))
     schema, name = target._schema, target._schema.name
     views, writes = [], []
     returned = [info for value in schema.returns if (info := value.alias_info) is not None]
@@ -141,7 +140,14 @@ def schema_of(target: Any) -> Schema:
         kind = Kind.EFFECT
     else:
         kind = Kind.ONCE if _runs_once(target) else Kind.PURE
-    return Schema(kind, tuple(views), tuple(writes), returns_written=bool(writes) and bool(returned))
+    return Schema(
+        target_name(target),
+        kind,
+        tuple(views),
+        tuple(writes),
+        returns_written=bool(writes) and bool(returned),
+        transfer=name in _TRANSFERS,
+    )
 
 
 def _kind_of_function(target: Any) -> Kind:
@@ -174,11 +180,11 @@ def _runs_once(overload: torch._ops.OpOverload) -> bool:
     return torch.Tag.pointwise not in overload.tags and torch.Tag.reduction not in overload.tags
 
 
-def behaviour_of(node: fx.Node, declared: Sequence[str]) -> Behaviour:
-    """What a call does by itself, without its bodies.  declared: patterns of operators that the user vouches for."""
-    if node.op != "call_function":
-        return HARMLESS
-    kind = schema_of(node.target).kind
+def behaviour_of(node: fx.Node, kind: Kind, declared: Sequence[str]) -> Behaviour:
+    """What a call does by itself, without its bodies.
+
+    kind: of its target.  declared: patterns of operators that the user vouches for.
+    """
     if kind in (Kind.EFFECT, Kind.RANDOM):
         return Behaviour(kind)
     if kind == Kind.PURE and not isinstance(node.target, torch._ops.HigherOrderOperator):

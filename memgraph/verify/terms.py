@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.verify.operators import HARMLESS, SYMBOLIC, Behaviour, behaviour_of
+from memgraph.verify.operators import HARMLESS, SYMBOLIC, Behaviour, behaviour_of, schema_of
 
 
 class Form(enum.Enum):
@@ -142,10 +142,14 @@ class Terms:
                 lines.append(("placeholder",))
             else:
                 lines.append((node.target, freeze(node.args, places), freeze(node.kwargs, places)))
-                behaviour |= behaviour_of(node, self.declared)
+                if node.op == "call_function":
+                    behaviour |= behaviour_of(node, schema_of(node.target).kind, self.declared)
         term = self.make(Form.BODY, *lines, behaviour=behaviour)
         self._bodies[id(module)] = (module, term)
         return term
+
+
+_PLAIN = {bool, int, str, type(None), torch.dtype, torch.device}
 
 
 def freeze(argument: Any, values: Mapping[fx.Node, Hashable]) -> Hashable:
@@ -153,7 +157,9 @@ def freeze(argument: Any, values: Mapping[fx.Node, Hashable]) -> Hashable:
     if isinstance(argument, fx.Node):
         return values[argument]
     if isinstance(argument, (list, tuple)):
-        return ("list", *[freeze(element, values) for element in argument])
+        return ("list", *[values[x] if isinstance(x, fx.Node) else freeze(x, values) for x in argument])
+    if type(argument) in _PLAIN:
+        return (type(argument), argument)
     if isinstance(argument, dict):
         return ("dict", *[(name, freeze(value, values)) for name, value in argument.items()])
     if isinstance(argument, slice):

@@ -30,7 +30,6 @@ from memgraph.verify.operators import (
     Kind,
     Schema,
     behaviour_of,
-    is_transfer,
     schema_of,
     target_name,
 )
@@ -104,25 +103,25 @@ def _number(frame: Frame, inputs: Sequence[Term], claims: Mapping[str, Term]) ->
 
 def _call(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
     """The value of a call and who owns its storage."""
-    target, value = node.target, node.meta.get("val")
+    value = node.meta.get("val")
     if isinstance(value, SYMBOLIC):
         return frame.terms.make(Form.SYMBOLIC, type(value), value.node.expr), node
-    if target is operator.getitem and isinstance(node.args[0], fx.Node):
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return _element(frame, node)
-    name = target_name(target)
-    if name in CALLED and isinstance(body := frame.body(node), fx.GraphModule):
+    schema = schema_of(node.target)
+    if schema.name in CALLED and isinstance(body := frame.body(node), fx.GraphModule):
         return _body(frame, node, body), node
-    if name in RNG_WRAPPERS:
+    if schema.name in RNG_WRAPPERS:
         return replay(frame, node), node
-    if is_transfer(target):
+    if schema.transfer:
         return copy(frame, node), node
-    return _operator(frame, node)
+    return _operator(frame, node, schema)
 
 
-def _operator(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
-    terms, schema = frame.terms, schema_of(node.target)
+def _operator(frame: Frame, node: fx.Node, schema: Schema) -> tuple[Term, Storage]:
+    terms = frame.terms
     arguments = _read(frame, node, schema)
-    behaviour = behaviour_of(node, terms.declared)
+    behaviour = behaviour_of(node, schema.kind, terms.declared)
     for operand in node.all_input_nodes:  # a body that the operator runs in its own way, such as a score_mod
         if operand.op == "get_attr":
             behaviour |= frame.values[operand].behaviour
@@ -130,8 +129,10 @@ def _operator(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
         return draw(frame, node, node.target, node.args, node.kwargs, arguments), node
     if behaviour.kind == Kind.EFFECT:
         return effect(frame, node, schema, arguments)
-    viewed = [base for place in schema.views if isinstance(base := argument_at(node, *place), fx.Node)]
-    base, storage = (frame.values[viewed[-1]], frame.storages[viewed[-1]]) if viewed else (None, node)
+    base, storage = None, node
+    for position, name in schema.views:
+        if isinstance(viewed := argument_at(node, position, name), fx.Node):
+            base, storage = frame.values[viewed], frame.storages[viewed]
     term = terms.make(node.target, *arguments, base=base)
     if behaviour.once:
         run_of_once(frame, node, term, (node.target, arguments), behaviour.once)
@@ -141,7 +142,7 @@ def _operator(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
 def _read(frame: Frame, node: fx.Node, schema: Schema) -> tuple[Hashable, Hashable]:
     """The arguments as they are now. A view does not read the value that it shows: writes to it do not count."""
     if not (writes := frame.history.writes):
-        return frame.frozen(node.args), frame.frozen(node.kwargs)
+        return freeze(node.args, frame.values), freeze(node.kwargs, frame.values)
     now = {operand: frame.terms.after(frame.values[operand], writes) for operand in node.all_input_nodes}
     for position, name in schema.views:
         if isinstance(base := argument_at(node, position, name), fx.Node):
