@@ -1,7 +1,9 @@
-"""Copies to another tier and back. A value that comes back is the value that left, if the four ends fit together.
+"""Copies to another tier and back: four operators, each an end of a copy.
 
-ticket = offload_start(x);  held = offload_finish(ticket, x)                                 in the forward
-ticket = reload_start(held, layout of x);  y = reload_finish(ticket, held, layout of x)      in the backward; y is x
+    forward    ticket = offload_start(x, name);            held = offload_finish(ticket, x)
+    backward   ticket = reload_start(held, layout of x);   y = reload_finish(ticket, held, layout of x)
+
+y is x, the value that left, if the four ends fit together. If they do not, it is a value that no other graph has.
 """
 
 from __future__ import annotations

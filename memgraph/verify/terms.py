@@ -37,7 +37,7 @@ class Form(enum.Enum):
     DEAD_DRAW = "dead draw"  # the call
     STATE = "generator state"  # the draw that begins with it, or the number of the generator
     EFFECT = "effect"  # the call, how often it happened before
-    OFFLOADED = "offloaded"  # tier, value, layout
+    OFFLOADED = "offloaded"  # the name under which it leaves, value, layout
     COPY = "copy"  # how far the copy is, what is offloaded
     MISFIT = "misfit"  # the operator and its arguments: the ends of a copy that do not belong together
 
