@@ -3,7 +3,7 @@
     forward    ticket = offload_start(x, name);            held = offload_finish(ticket, x)
     backward   ticket = reload_start(held, layout of x);   y = reload_finish(ticket, held, layout of x)
 
-y is x, the value that left, if the four ends fit together. If they do not, it is a value that no other graph has.
+y is x, the value that left, if the four ends fit together. If they do not, y is another value.
 """
 
 from __future__ import annotations
