@@ -68,6 +68,7 @@ class Memory:
 
     def _scratch(self, path: str, args: list[Any], kwargs: dict[str, Any], outputs: Any) -> int:
         """Bytes that an operator's kernel allocates and frees within the call."""
+        op: Any
         try:
             op = resolve(path)
         except AttributeError:  # a helper of Inductor's, which is no operator

@@ -17,13 +17,13 @@ class Storage:
 
     __slots__ = ("name", "bytes", "_log", "holds")
 
-    def __init__(self, name: str, nbytes: int, log: Callable[[str, int], None] | None):
+    def __init__(self, name: int | str, nbytes: int, log: Callable[[str, int], None] | None):
         self.name, self.bytes, self._log = name, nbytes, log
         self.holds: Any = None  # another storage that this one keeps allocated, until somebody takes it over
 
     def __del__(self) -> None:
         if self._log is not None:
-            self._log(self.name, -self.bytes)
+            self._log(str(self.name), -self.bytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,9 +218,9 @@ def saved_inputs(
         if position not in saved:  # a tangent: autograd holds the loss's until the call returns
             given = replace(given, owned=given.size != () and compat.tangents_are_given_away())
         elif (output := forward.outputs[saved[position]]).storage is not None:
-            layout = {"dtype": output.dtype, "size": output.size, "stride": output.stride}
             owned = output.storage not in kept
-            given = replace(given, bytes=output.bytes, storage=output.storage, owned=owned, **layout)
+            given = replace(given, bytes=output.bytes, storage=output.storage, owned=owned)
+            given = replace(given, dtype=output.dtype, size=output.size, stride=output.stride)
         linked.append(given)
     return tuple(linked)
 

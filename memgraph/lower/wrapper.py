@@ -37,7 +37,7 @@ class NotReadable(MemgraphError, ValueError):
         shown = "".join(text.splitlines()[:1])[:200]
         super().__init__(f"line {line} of Inductor's wrapper, `{shown}`: {reason}" if line else reason)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.line, self.text, self.reason)
 
 
@@ -198,7 +198,7 @@ class Interpreter:
         if path.endswith(".item") and symbol is not None:  # its value depends on data; the caller gave a hint
             return symbol
         args = [self._eval(arg, scope) for arg in node.args]
-        kwargs = {keyword.arg: self._eval(keyword.value, scope) for keyword in node.keywords}
+        kwargs = {str(keyword.arg): self._eval(keyword.value, scope) for keyword in node.keywords}
         if empty := EMPTY.fullmatch(path):
             return self._allocate(scope.target, empty[1], *args, **kwargs)
         if path in self._functions:
@@ -231,7 +231,7 @@ class Interpreter:
                 return None  # a Triton kernel
             case ast.Attribute(value=ast.Name(id="math")):
                 return self._eval(node.func, scope)(*args)
-            case ast.Subscript(value=ast.Attribute(attr="partitions"), slice=ast.Constant(value=index)):
+            case ast.Subscript(value=ast.Attribute(attr="partitions"), slice=ast.Constant(value=int(index))):
                 return self.call(self._partitions[index], args.pop())
             case ast.Attribute(value=value, attr=method):
                 return self._method(node, self._eval(value, scope), method, args)

@@ -17,11 +17,14 @@ from memgraph.verify.frame import Effect, Frame, Storage, argument_at
 from memgraph.verify.operators import Schema, takes_random_numbers, target_name
 from memgraph.verify.terms import Form, Term
 
+Arguments = tuple[Hashable, Hashable]
+"""Positional and named arguments, frozen."""
+
 
 def draw(
-    frame: Frame, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Hashable
+    frame: Frame, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Arguments
 ) -> Term:
-    """The term of a draw by `target`, which `node` calls itself or is told to call.  arguments: frozen."""
+    """The term of a draw by `target`, which `node` calls itself or is told to call."""
     call = (target, arguments)
     if not takes_random_numbers(target, args, kwargs):
         return frame.terms.make(target, *arguments)
@@ -54,7 +57,7 @@ def replay(frame: Frame, node: fx.Node) -> Term:
     return terms.make(Form.TUPLE, state, drawn)
 
 
-def effect(frame: Frame, node: fx.Node, schema: Schema, arguments: Hashable) -> tuple[Term, Storage]:
+def effect(frame: Frame, node: fx.Node, schema: Schema, arguments: Arguments) -> tuple[Term, Storage]:
     """The term of an effect and its storage: those of the argument that it writes to, if it returns that."""
     history, call = frame.history, (node.target, arguments)
     term = frame.terms.make(Form.EFFECT, call, history.count(call))

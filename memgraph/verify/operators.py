@@ -10,7 +10,7 @@ import enum
 import fnmatch
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,7 +209,7 @@ def _undeclared(node: fx.Node, declared: Sequence[str]) -> str:
     return next((name for name in found if not any(fnmatch.fnmatchcase(name, known) for known in declared)), "")
 
 
-def takes_random_numbers(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def takes_random_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of a random operator draws: dropout of probability zero, or outside of training, does not."""
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.name.startswith("aten::"):
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ class Outputs:
     graph: Numbered
     nodes: Sequence[Any]
     """Nodes, or constants."""
-    values: Sequence[Hashable]
+    values: Sequence[Any]
     """Their values at the end."""
 
 
@@ -62,7 +62,7 @@ def _shared(label: str, outputs: Outputs) -> list[str]:
     ]
 
 
-def _why(graph: Numbered, value: Any, term: Hashable, known: Mapping[Term, fx.Node]) -> str:
+def _why(graph: Numbered, value: Any, term: Any, known: Mapping[Term, fx.Node]) -> str:
     """What an output is instead, or the first value on the way to it that the graph before does not have."""
     if not isinstance(value, fx.Node):
         return "it is a constant"

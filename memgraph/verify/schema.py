@@ -27,14 +27,14 @@ def argument(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: 
 
 def replaced(target: Any, args: tuple, kwargs: dict, new: Mapping[str, Any]) -> tuple[tuple, dict]:
     """The arguments with those in `new`, by name, in place of the old ones."""
-    args, kwargs = list(args), dict(kwargs)
+    positional, named = list(args), dict(kwargs)
     for place, known in enumerate(target._schema.arguments if new else ()):
         if known.name in new:
-            if place < len(args):
-                args[place] = new[known.name]
+            if place < len(positional):
+                positional[place] = new[known.name]
             else:
-                kwargs[known.name] = new[known.name]
-    return tuple(args), kwargs
+                named[known.name] = new[known.name]
+    return tuple(positional), named
 
 
 @dataclass(frozen=True)

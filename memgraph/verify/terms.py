@@ -48,7 +48,7 @@ class Term:
 
     op: Any
     """An operator, or a form."""
-    args: tuple[Hashable, ...]
+    args: tuple[Any, ...]
     """Terms, and constants as `freeze` makes them."""
     base: Term | None = None
     """The value whose storage this view shares. None: the value has a storage of its own."""
@@ -64,7 +64,7 @@ class Term:
         return self if self.base is None else self.base
 
     @property
-    def parts(self) -> tuple[Hashable, ...] | None:
+    def parts(self) -> tuple[Any, ...] | None:
         """The elements of a tuple."""
         return self.args if self.op is Form.TUPLE else None
 
@@ -76,12 +76,13 @@ class Term:
     @property
     def unwritten(self) -> Term:
         """The value before any write to its storage."""
-        return self.args[0] if self.overwritten else self
+        before: Term = self.args[0] if self.overwritten else self
+        return before
 
     @property
     def copy(self) -> tuple[int, Term] | None:
         """Of a copy to or from a tier: how far it is, and what is offloaded."""
-        return self.args if self.op is Form.COPY else None
+        return (self.args[0], self.args[1]) if self.op is Form.COPY else None
 
 
 class Terms:
@@ -94,7 +95,7 @@ class Terms:
         self._constants: dict[Hashable, list[tuple[torch.Tensor, Term]]] = {}
         self._bodies: dict[int, tuple[fx.GraphModule, Term]] = {}  # by id; the module is kept, so that its id is
 
-    def make(self, op: Any, *args: Hashable, base: Term | None = None, behaviour: Behaviour = HARMLESS) -> Term:
+    def make(self, op: Any, *args: Any, base: Term | None = None, behaviour: Behaviour = HARMLESS) -> Term:
         """The term of an operator over arguments.
 
         base: for a view, the value that it shows. base and behaviour follow from op and args: the first ones stay.

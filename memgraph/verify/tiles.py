@@ -245,7 +245,8 @@ def _cut_out(
 
     Raises TileError if they need another operand.
     """
-    graph, new = fx.Graph(), {}
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
     for operand in inputs:
         made = graph.placeholder(operand.names[0])
         made.meta["val"] = nodes[operand.names[0]].meta["val"]

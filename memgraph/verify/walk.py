@@ -51,7 +51,7 @@ class Numbered:
     single: bool
     """Whether it returns one value and not a tuple."""
 
-    def returned(self, writes: Mapping[Term, Term]) -> list[Hashable]:
+    def returned(self, writes: Mapping[Term, Term]) -> list[Any]:
         """The values of the outputs once `writes` are done; constants frozen."""
         return [
             self.terms.after(self.values[output], writes)
@@ -78,7 +78,9 @@ def number(
 
 
 def _number(frame: Frame, inputs: Sequence[Term], claims: Mapping[str, Term]) -> Numbered:
-    terms, given, returned = frame.terms, iter(inputs), None
+    terms, given = frame.terms, iter(inputs)
+    returned: Any = None
+    held: tuple[Term, Storage]
     for node in frame.module.graph.nodes:
         if node.op == "output":
             returned = node.args[0]
