@@ -17,12 +17,12 @@ from memgraph.verify.frame import Effect, Frame, Storage, argument_at
 from memgraph.verify.operators import Schema, takes_random_numbers, target_name
 from memgraph.verify.terms import Form, Term
 
-Arguments = tuple[Hashable, Hashable]
+FrozenArguments = tuple[Hashable, Hashable]
 """Positional and named arguments, frozen."""
 
 
 def draw(
-    frame: Frame, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Arguments
+    frame: Frame, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: FrozenArguments
 ) -> Term:
     """The term of a draw by `target`, which `node` calls itself or is told to call."""
     call = (target, arguments)
@@ -57,7 +57,7 @@ def replay(frame: Frame, node: fx.Node) -> Term:
     return terms.make(Form.TUPLE, state, drawn)
 
 
-def effect(frame: Frame, node: fx.Node, schema: Schema, arguments: Arguments) -> tuple[Term, Storage]:
+def effect(frame: Frame, node: fx.Node, schema: Schema, arguments: FrozenArguments) -> tuple[Term, Storage]:
     """The term of an effect and its storage: those of the argument that it writes to, if it returns that."""
     history, call = frame.history, (node.target, arguments)
     term = frame.terms.make(Form.EFFECT, call, history.count(call))

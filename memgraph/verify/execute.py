@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 from memgraph.base import compat
-from memgraph.verify.schema import argument, name_of, shapes
+from memgraph.verify.arguments import argument, name_of, shapes
 from memgraph.verify.smaller import Sizes
 
 

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
+from memgraph.verify.arguments import Arguments, name_of, replaced, shapes
 from memgraph.verify.equations import Choice, Combine, Equation, search
-from memgraph.verify.schema import Arguments, name_of, replaced, shapes
 
 # Sizes up to this one stay: numbers of sequences, heads, picks of a router.
 KEPT = 16

@@ -20,11 +20,11 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.verify.arguments import name_of
 from memgraph.verify.checks import show, signature
 from memgraph.verify.frame import History
 from memgraph.verify.inputs import input_term
 from memgraph.verify.rewrite import verify_graph
-from memgraph.verify.schema import name_of
 from memgraph.verify.terms import Term, Terms
 from memgraph.verify.trial import ROOM, Differs, Trial, graphs_of
 from memgraph.verify.walk import number
