@@ -1,4 +1,4 @@
-"""Tensors without contents, whose storages know when their last tensor goes."""
+"""Tensors without contents. Their storages report when the last tensor that lies in them goes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Storage:
 
     __slots__ = ("name", "bytes", "_log", "holds")
 
-    def __init__(self, name: str, nbytes: int, log: Callable[[str, int], None] | None):
+    def __init__(self, name: int | str, nbytes: int, log: Callable[[str, int], None] | None):
         self.name, self.bytes, self._log = name, nbytes, log
-        self.holds: Any = None  # what stands for as long as this one does, unless it is taken over
+        self.holds: Any = None  # another storage that this one keeps allocated, until somebody takes it over
 
     def __del__(self) -> None:
         if self._log is not None:
-            self._log(self.name, -self.bytes)
+            self._log(str(self.name), -self.bytes)
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
-    """A tensor without contents. Where in its storage it lies does not matter here."""
+class Shadow:
+    """A tensor without contents. Its offset in the storage does not matter here."""
 
     storage: Storage
     size: tuple[int, ...]
@@ -45,25 +45,30 @@ class Opaque:
 
 
 def span(size: Sequence[int], stride: Sequence[int]) -> int:
+    """The number of entries from a tensor's first to its last one."""
     if 0 in size:
         return 0
     return 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
 
 
-def view(tensor: Tensor, size: Sequence[int], stride: Sequence[int], *_: int) -> Tensor:
+def view(tensor: Shadow, size: Sequence[int], stride: Sequence[int], *_: int) -> Shadow:
+    """The same storage with another layout."""
     return replace(tensor, size=tuple(size), stride=tuple(stride))
 
 
 def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]) -> Any:
-    """What an operator returns, found on fake tensors. Outputs that alias an input share its storage."""
+    """What an operator returns, found on fake tensors. Outputs that alias an input share its storage.
+
+    new_storage: makes a storage of so many bytes on a device.
+    """
     with compat.fake_evaluation():
-        fakes: list[torch.Tensor] = []  # kept, so that no id is given out twice
+        fakes: list[torch.Tensor] = []  # kept alive, so that no two have the same id
         storages: dict[int, Storage] = {}
 
         def to_fake(value: Any) -> Any:
             if isinstance(value, Opaque):
                 raise TypeError(f"the shape of {value.name} is not known")
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Shadow):
                 return value
             fake = torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
             fakes.append(fake)
@@ -82,12 +87,12 @@ def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage
                 return int(value)
             if not isinstance(value, torch.Tensor):
                 return value
-            if value.layout is torch.sparse_coo:  # no bytes of its own; Inductor says that its strides are 0
+            if value.layout is torch.sparse_coo:  # it has no bytes of its own; Inductor says that its strides are 0
                 storage, stride = Storage("sparse", 0, None), (0,) * value.dim()
                 storage.holds = [storage_of(part) for part in (value._indices(), value._values())]
             else:
                 storage, stride = storage_of(value), tuple(map(int, value.stride()))
-            return Tensor(storage, tuple(map(int, value.size())), stride, value.dtype, str(value.device))
+            return Shadow(storage, tuple(map(int, value.size())), stride, value.dtype, str(value.device))
 
         outputs = op(*tree_map(to_fake, args), **tree_map(to_fake, kwargs))
         return tree_map(from_fake, outputs)

@@ -1,7 +1,7 @@
-"""The truth before anything runs: which bytes the code that Inductor generated allocates and frees, and when.
+"""The timeline of a compiled step before it runs: which bytes Inductor's code allocates and frees, and when.
 
-The sweep over an FX graph is an estimate, because Inductor fuses, reuses buffers and inlines. Its Python
-wrapper (`CompiledFxGraph.source_code`) is not: every allocation and every `del` stands in it.
+The sweep over an FX graph is an estimate, because Inductor fuses, reuses buffers and inlines. Its Python wrapper
+(`CompiledFxGraph.source_code`) is exact: every allocation and every `del` stands in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.lower.tensors import Storage, Tensor
+from memgraph.lower.memory import Log, Memory
+from memgraph.lower.tensors import Shadow, Storage
 from memgraph.lower.wrapper import Interpreter, NotReadable
 from memgraph.planner.decisions import Event, Timeline
 
@@ -39,34 +40,33 @@ Phase = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class Input:
-    """One argument of a compiled graph.
-
-    bytes: its storage's.  storage: the same for inputs that share one.  owned: the storage is freed when the
-    wrapper drops its last name (a saved activation); a parameter or the batch is not.  value: of a number.
-    """
+    """One argument of a compiled graph."""
 
     name: str
     bytes: int
+    """Of its storage."""
     storage: int | str
+    """Inputs that share a storage have the same."""
     dtype: torch.dtype | None = None
+    """None: it is no tensor."""
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     device: str = "cpu"
     owned: bool = False
+    """Whether the storage is freed when the wrapper drops its last name: a saved activation is, a parameter is not."""
     value: int | None = None
+    """Of a number."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One result of a compiled graph.
-
-    storage: None for what is no tensor.  input: the first input whose storage it lies in, None where the call
-    allocated it.
-    """
+    """One result of a compiled graph."""
 
     storage: int | str | None = None
+    """None: it is no tensor."""
     bytes: int = 0
     input: str | None = None
+    """The first input whose storage it lies in. None: the call allocated it."""
     dtype: torch.dtype | None = None
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
@@ -74,16 +74,17 @@ class Output:
 
 @dataclass(frozen=True)
 class Lowered:
-    """What one call of a compiled graph does to memory.  events: relative to what stands when it starts."""
+    """What one call of a compiled graph does to memory."""
 
     phase: Phase
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     events: tuple[Event, ...]
+    """Allocations and frees, above what is allocated when the call starts."""
 
     @property
     def peak(self) -> int:
-        """Highest number of bytes above those allocated when the call starts."""
+        """The highest number of bytes above those that are allocated when the call starts."""
         return Timeline(self.events).peak
 
 
@@ -96,10 +97,10 @@ def read_wrapper(
     device: str = "cpu",
     granularity: int | None = None,
 ) -> Lowered:
-    """Read what a wrapper source allocates and frees on `device` ("cpu" or "cuda").
+    """What a wrapper allocates and frees on `device` ("cpu" or "cuda").
 
     symbols: values of sizes that depend on data (`u0`); those of the inputs' shapes follow from the inputs.
-    granularity: sizes are rounded up to a multiple of it; 512 on CUDA unless told, as its statistics count.
+    granularity: sizes are rounded up to a multiple of it. Default: 512 on CUDA, as its statistics count.
 
     Raises NotReadable, with the line, for anything whose effect on memory is not known.
     """
@@ -110,18 +111,19 @@ def read_wrapper(
         if nbytes:
             log.append(Event(phase, name, nbytes))
 
-    interpreter = Interpreter(source, record, phase, symbols or {}, device, granularity)
+    interpreter = Interpreter(source, Memory(record, phase, device, granularity), symbols or {})
     first: dict[int | str, str] = {}
     for given in inputs:
         first.setdefault(given.storage, given.name)
-    # Built within the call: a name for the arguments here would keep them alive.
+    # The arguments are made within the call: a variable here would keep them alive.
     outputs = interpreter.call("call", _arguments(inputs, record, device, granularity))
-    events = tuple(log)  # now, before the outputs go
-    described = tuple(_describe(output, inputs, first) for output in outputs)
+    events = tuple(log)  # taken before the outputs go, whose end is no part of the call
+    described = tuple(_describe(output, first) for output in outputs)
     return Lowered(phase, tuple(inputs), described, events)
 
 
-def _arguments(inputs: Sequence[Input], record, device: str, granularity: int) -> list[Tensor | int | None]:
+def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: int) -> list[Shadow | int | None]:
+    """The arguments of a call, in storages that the call frees if it owns them."""
     owned: dict[int | str, bool] = {}
     for given in inputs:  # one input that the caller holds keeps the storage of all that share it
         owned[given.storage] = owned.get(given.storage, True) and given.owned
@@ -134,13 +136,14 @@ def _arguments(inputs: Sequence[Input], record, device: str, granularity: int) -
     return [
         given.value
         if given.dtype is None
-        else Tensor(storages[given.storage], given.size, given.stride, given.dtype, given.device)
+        else Shadow(storages[given.storage], given.size, given.stride, given.dtype, given.device)
         for given in inputs
     ]
 
 
-def _describe(output: object, inputs: Sequence[Input], first: Mapping[int | str, str]) -> Output:
-    if not isinstance(output, Tensor):
+def _describe(output: object, first: Mapping[int | str, str]) -> Output:
+    """One result.  first: by storage, the first input that lies in it."""
+    if not isinstance(output, Shadow):
         return Output()
     storage = output.storage
     return Output(storage.name, storage.bytes, first.get(storage.name), output.dtype, output.size, output.stride)
@@ -149,7 +152,7 @@ def _describe(output: object, inputs: Sequence[Input], first: Mapping[int | str,
 def inputs_of(gm: fx.GraphModule, owned: bool | Collection[str] = False) -> tuple[Input, ...]:
     """The inputs of a graph, from the fake tensors of its placeholders.
 
-    owned: whether the call frees them, for all or by the names of those that it frees.
+    owned: whether the call frees them: all or none of them, or the names of those that it frees.
     """
     found: list[Input] = []
     names: dict[int, str] = {}
@@ -169,16 +172,16 @@ def inputs_of(gm: fx.GraphModule, owned: bool | Collection[str] = False) -> tupl
 
 
 def output_names(gm: fx.GraphModule) -> tuple[str, ...]:
-    """The names of the values that a graph returns, by position; "" for what is none of its nodes."""
+    """The names of the values that a graph returns, by position; "" for a constant."""
     return tuple(getattr(value, "name", "") for value in gm.graph.output_node().args[0])
 
 
 def saved_by_name(outputs: Sequence[str], inputs: Sequence[Input]) -> dict[int, int]:
-    """Which output of a forward each input of its backward is, by position; inputs without one are tangents.
+    """By position of a backward's input, the position of the forward's output; inputs that are not there are tangents.
 
-    The partitioner names a backward's placeholder after the forward's value. Of a value that is returned to
-    the user and saved as well, the last output is the saved one. States of generators have names of their own: they
-    stand last among the saved outputs, and before the tangents.
+    The partitioner names a backward's placeholder after the forward's value. If a value is returned to the user and
+    saved as well, its last output is the saved one. States of generators have names of their own: they stand last among
+    the saved outputs, and before the tangents.
     """
     positions = {name: position for position, name in enumerate(outputs) if name}
     links = {i: positions[given.name] for i, given in enumerate(inputs) if given.name in positions}
@@ -188,9 +191,9 @@ def saved_by_name(outputs: Sequence[str], inputs: Sequence[Input]) -> dict[int, 
 
 
 def without_work(gm: fx.GraphModule) -> str | None:
-    """The wrapper of a graph that computes nothing: Inductor makes none, and runs the graph as it is.
+    """The wrapper of a graph that computes nothing: Inductor makes none and runs the graph as it is.
 
-    None for any other graph.
+    None for a graph that computes something.
     """
     if any(node.op not in ("placeholder", "output") for node in gm.graph.nodes):
         return None
@@ -203,9 +206,10 @@ def without_work(gm: fx.GraphModule) -> str | None:
 def saved_inputs(
     inputs: Sequence[Input], forward: Lowered, saved: Mapping[int, int], held: int = 0
 ) -> tuple[Input, ...]:
-    """The inputs of a backward as the forward's outputs: their storages, and whether the backward frees them.
+    """The inputs of a backward with the storages of the forward's outputs, and whether the backward frees them.
 
-    held: of the forward's outputs, that many (the first ones) go to the user, who holds them meanwhile.
+    saved: by position of an input, the position of the forward's output.
+    held: so many of the forward's outputs, the first ones, go to the user, who holds them during the backward.
     """
     kept = {output.storage for output in forward.outputs[:held]}
     kept |= {given.storage for given in forward.inputs if not given.owned}
@@ -214,9 +218,9 @@ def saved_inputs(
         if position not in saved:  # a tangent: autograd holds the loss's until the call returns
             given = replace(given, owned=given.size != () and compat.tangents_are_given_away())
         elif (output := forward.outputs[saved[position]]).storage is not None:
-            layout = {"dtype": output.dtype, "size": output.size, "stride": output.stride}
             owned = output.storage not in kept
-            given = replace(given, bytes=output.bytes, storage=output.storage, owned=owned, **layout)
+            given = replace(given, bytes=output.bytes, storage=output.storage, owned=owned)
+            given = replace(given, dtype=output.dtype, size=output.size, stride=output.stride)
         linked.append(given)
     return tuple(linked)
 
@@ -224,7 +228,7 @@ def saved_inputs(
 def step_timeline(forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None) -> Timeline:
     """A whole step above the baseline: the forward, the tangents, the backward.
 
-    `backward` is read with the inputs that `saved_inputs` gives; those not in `saved` are tangents.
+    backward: read with the inputs of `saved_inputs`.  saved: as there; other inputs of the backward are tangents.
     """
     events = list(forward.events)
     if backward is not None:

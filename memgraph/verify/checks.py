@@ -1,10 +1,9 @@
-"""A legal graph but for its inputs and outputs: order, users, metadata, bodies, draws, effects."""
+"""What a legal graph is by itself: order, users, metadata, bodies, copies. Each breach is one sentence."""
 
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +11,13 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from memgraph.base import compat
-from memgraph.verify.values import SYMBOLIC, describe, is_transfer, target_name
-from memgraph.verify.walk import RNG_WRAPPERS, Event, Numbered
+from memgraph.verify.operators import RNG_WRAPPERS, SYMBOLIC, describe, schema_of, target_name
+from memgraph.verify.terms import Term
+from memgraph.verify.walk import Numbered
 
 
 def structure(where: str, module: fx.GraphModule) -> list[str]:
-    """Each node after what it reads, users as they are, one output at the end."""
+    """Breaches: a node that stands before what it reads, wrong users, not one output at the end."""
     breaches: list[str] = []
     nodes = list(module.graph.nodes)
     present, seen = set(nodes), set()
@@ -47,7 +47,7 @@ def structure(where: str, module: fx.GraphModule) -> list[str]:
 
 
 def signature(value: Any) -> Hashable:
-    """What must stay the same about a value: shape, stride, dtype, device."""
+    """What has to stay the same about a value besides its contents: shape, stride, dtype, device."""
     if isinstance(value, torch.Tensor):
         strides = _sizes(value.stride()) if value.layout is torch.strided else str(value.layout)
         return (_sizes(value.shape), strides, value.dtype, value.device)
@@ -63,7 +63,7 @@ def _sizes(sizes: Any) -> tuple[Any, ...]:
 
 
 def show(of: Hashable) -> str:
-    """A signature for a message."""
+    """A signature as a breach says it."""
     if of is None:
         return "without metadata"
     if isinstance(of, tuple) and len(of) == 4 and isinstance(of[2], torch.dtype):
@@ -72,45 +72,53 @@ def show(of: Hashable) -> str:
     return str(of)
 
 
-def values(graph: Numbered) -> dict[int, fx.Node]:
-    """For each number of the graph before, a node that holds that value, if possible with metadata."""
-    known: dict[int, fx.Node] = {}
-    for node, number in graph.numbers.items():
-        if number not in known or "val" not in known[number].meta:
-            known[number] = node
-    return known
+def holders(graph: Numbered) -> dict[Term, fx.Node]:
+    """For each value of a graph a node that holds it, one with metadata if there is one."""
+    found: dict[Term, fx.Node] = {}
+    for node, term in graph.values.items():
+        if term not in found or "val" not in found[term].meta:
+            found[term] = node
+    return found
 
 
-def metadata(where: str, graph: Numbered, known: dict[int, fx.Node]) -> list[str]:
-    """`meta["val"]` is there, and equal to that of the same value before, or to fake propagation."""
+def metadata(graph: Numbered, known: Mapping[Term, fx.Node]) -> list[str]:
+    """Breaches: `meta["val"]` is missing, or not what the same value had before, or not what fake propagation gives.
+
+    known: by value, the node of the graph before.
+    """
     breaches = []
-    for node, number in graph.numbers.items():
-        if node.op != "call_function" or target_name(node.target) in RNG_WRAPPERS:  # torch gives those none
+    for node, term in graph.values.items():
+        source = known.get(term)
+        if source is not None and source.meta.get("val") is node.meta.get("val"):
             continue
-        source, held = known.get(number), node.meta.get("val")
-        if source is not None:
-            want = source.meta.get("val")
-            if want is held or want is None:
-                continue
-            wanted = signature(want)
-        elif "val" not in node.meta:
-            breaches.append(f"the {where}'s {node.name} has no metadata: {describe(node)}")
-            continue
-        else:
-            try:
-                wanted = _propagate(node)
-            except Exception as error:  # whatever the op raises on arguments that do not fit
-                breaches.append(f"the {where}'s {describe(node)} cannot be run on fake tensors: {error}")
-                continue
-        if held is None and wanted is not None:
-            breaches.append(f"the {where}'s {node.name} has no metadata: {describe(node)}")
-        elif wanted is not None and (got := signature(held)) != wanted:
-            breaches.append(f"the {where}'s {node.name} is said to be {show(got)}, but is {show(wanted)}")
+        # torch gives the wrappers of generator states no metadata.
+        if node.op == "call_function" and target_name(node.target) not in RNG_WRAPPERS:
+            breaches += _metadata_of(graph.where, node, source)
     return breaches
 
 
+def _metadata_of(where: str, node: fx.Node, source: fx.Node | None) -> list[str]:
+    held = node.meta.get("val")
+    if source is not None:
+        if (want := source.meta.get("val")) is None:
+            return []
+        wanted = signature(want)
+    elif "val" not in node.meta:
+        return [f"the {where}'s {node.name} has no metadata: {describe(node)}"]
+    else:
+        try:
+            wanted = _propagate(node)
+        except Exception as error:  # whatever the operator raises on arguments that do not fit
+            return [f"the {where}'s {describe(node)} cannot be run on fake tensors: {error}"]
+    if held is None and wanted is not None:
+        return [f"the {where}'s {node.name} has no metadata: {describe(node)}"]
+    if wanted is not None and (got := signature(held)) != wanted:
+        return [f"the {where}'s {node.name} is said to be {show(got)}, but is {show(wanted)}"]
+    return []
+
+
 def _propagate(node: fx.Node) -> Hashable:
-    """The signature that the op gives on its inputs' metadata; None where it cannot be told alone."""
+    """The signature that the operator gives on the metadata of its inputs. None: it cannot be run by itself."""
     if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
         return None
     reads = [read.meta.get("val") for read in node.all_input_nodes]
@@ -124,7 +132,10 @@ def _propagate(node: fx.Node) -> Hashable:
 
 
 def bodies(where: str, module: fx.GraphModule) -> list[str]:
-    """A body called through invoke_subgraph returns none of its inputs: torch 2.13 gets gradients wrong."""
+    """Breaches: a body called through invoke_subgraph returns one of its inputs.
+
+    torch 2.13 gets the gradients of such bodies wrong (docs/decisions/0008).
+    """
     breaches: list[str] = []
     pending, done = [module], set()
     while pending:
@@ -144,89 +155,53 @@ def bodies(where: str, module: fx.GraphModule) -> list[str]:
     return breaches
 
 
-def handles(where: str, graph: Numbered) -> list[str]:
-    """Each copy started once and finished once, and a value that was given up not read again."""
+def copies(graph: Numbered) -> list[str]:
+    """Breaches: a copy that is not started once and finished once, or a value that is read after it was given up."""
     breaches: list[str] = []
-    module = graph.module
-    place = {node: n for n, node in enumerate(module.graph.nodes)}
-    ends = {"offload_start": "offload_finish", "reload_start": "reload_finish"}
-    seen: dict[Hashable, fx.Node] = {}
-    for node in module.graph.nodes:
-        if node.op != "call_function" or not is_transfer(node.target):
+    place = {node: n for n, node in enumerate(graph.module.graph.nodes)}
+    started: dict[Hashable, fx.Node] = {}
+    for node in place:
+        if not _is_transfer(node):
             continue
-        what = node.target._schema.name.removeprefix("memgraph::")
-        if what in ends:
-            finishes = [user for user in node.users if user.op == "call_function" and is_transfer(user.target)]
-            names = [user.target._schema.name.removeprefix("memgraph::") for user in finishes]
-            if names != [ends[what]] or len(node.users) != 1:
-                breaches.append(f"the {where}'s {node.name} is finished {len(names)} times, not once: {describe(node)}")
-            source = (what, graph.storages[node.args[0]])
-            if source in seen:
-                breaches.append(f"the {where}'s {node.name} starts a copy that {seen[source].name} has started")
-            seen[source] = node
-        elif what == "offload_finish":
-            x = node.args[1]
-            for user in _readers(graph, x):
+        name = _operator_name(node)
+        if name in _FINISHES:
+            breaches += _started(graph, node, started)
+        elif name == "offload_finish":
+            value = node.args[1]
+            for user in _readers(graph, value):
                 if user is not node and place[user] > place[node]:
-                    breaches.append(f"the {where}'s {user.name} reads {x.name} after {node.name} has given it up")
+                    text = f"{user.name} reads {value.name} after {node.name} has given it up"
+                    breaches.append(f"the {graph.where}'s {text}")
     return breaches
 
 
-def _readers(graph: Numbered, x: fx.Node) -> set[fx.Node]:
-    """Everything that reads the storage of a value, through views as well."""
-    storage = graph.storages[x]
-    return {user for node, held in graph.storages.items() if held == storage for user in node.users}
+_FINISHES = {"offload_start": "offload_finish", "reload_start": "reload_finish"}
 
 
-def compare_draws(old: Sequence[Event], new: Sequence[tuple[str, Event]]) -> list[str]:
-    wanted = {event.number for event in old}
-    calls = {event.call for event in old}
-    done = {event.number for _, event in new}
+def _is_transfer(node: fx.Node) -> bool:
+    return node.op == "call_function" and schema_of(node.target).transfer
+
+
+def _operator_name(node: fx.Node) -> str:
+    return node.target._schema.name.removeprefix("memgraph::")
+
+
+def _started(graph: Numbered, node: fx.Node, started: dict[Hashable, fx.Node]) -> list[str]:
+    """Breaches of the start of a copy.  started: by operator and storage, the starts before it; it is added."""
     breaches = []
-    for where, event in new:
-        if event.number not in wanted:
-            what = "drawn again" if event.call in calls else "drawn, but not in the graph before,"
-            breaches.append(f"a random op is {what} in the {where}: {describe(event.node)}")
-    lost = [event.node for event in old if event.number not in done]
-    return breaches + [f"a random op is not drawn any more: {describe(node)}" for node in lost]
-
-
-def compare_calls(old: Sequence[Event], new: Sequence[tuple[str, Event]], again: Collection[Hashable]) -> list[str]:
-    """What may run only once runs no more often than before, but where the user's own checkpoint repeats it.
-
-    Equal calls count as one: Inductor merges them.
-    """
-    left = Counter(event.call for event in old)
-    breaches = []
-    for where, event in new:
-        left[event.call] -= 1
-        if left[event.call] < 0 and event.call not in again:
-            told = "is not declared repeatable, and runs"
-            breaches.append(f"{event.what} {told} once more than before in the {where}: {describe(event.node)}")
+    name = _operator_name(node)
+    finishes = [user for user in node.users if _is_transfer(user)]
+    if [_operator_name(user) for user in finishes] != [_FINISHES[name]] or len(node.users) != 1:
+        text = f"{node.name} is finished {len(finishes)} times, not once: {describe(node)}"
+        breaches.append(f"the {graph.where}'s {text}")
+    source = (name, graph.storages[node.args[0]])
+    if source in started:
+        breaches.append(f"the {graph.where}'s {node.name} starts a copy that {started[source].name} has started")
+    started[source] = node
     return breaches
 
 
-def compare_effects(
-    old: Sequence[Event], first: Sequence[Event], where: str, second: Sequence[Event] | None = None
-) -> list[str]:
-    """Each effect once, in the old order, and in the graph where it belongs."""
-    breaches = []
-    place = {event.number: place for place, event in enumerate(old)}
-    done = {event.number for event in [*first, *(second or ())]}
-    for event in old:
-        if event.number not in done:
-            breaches.append(f"an effect is missing: {describe(event.node)}")
-    for side, events in ((where, first), ("backward", second or ())):
-        last = -1
-        for event in events:
-            if event.number not in place:
-                breaches.append(f"an effect in the {side} is repeated or new: {describe(event.node)}")
-                continue
-            source = old[place[event.number]]
-            if second is not None and source.side not in (None, side):
-                moved = f"from the {source.side} to the {side}"
-                breaches.append(f"an effect moved {moved}: {describe(event.node)}")
-            if place[event.number] < last:
-                breaches.append(f"an effect in the {side} is out of order: {describe(event.node)}")
-            last = max(last, place[event.number])
-    return breaches
+def _readers(graph: Numbered, value: fx.Node) -> set[fx.Node]:
+    """All nodes that read the storage of a value, views of it included."""
+    storage = graph.storages[value]
+    return {user for node, owner in graph.storages.items() if owner == storage for user in node.users}

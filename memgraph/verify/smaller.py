@@ -1,11 +1,11 @@
-"""Smaller sizes for graphs that are told their sizes: they compute the same function of less data.
+"""Smaller sizes for graphs that have sizes among their constants: they compute the same function of less data.
 
     x[4096, 4096] @ W.T[4096, 131072]; slices of 512 rows        x[24, 5] @ W.T[5, 7]; slices of 3 rows
 
-A size is known by its number alone: equal sizes stay equal. What else has to hold is read from the operators that are
-told sizes: of a slice, of padding and of what is joined, the whole is the sum of its parts; a view keeps the product.
-Numbers are searched for that satisfy all of these. Whether an operator of any other kind takes them is not known here:
-whoever runs the graphs asks again with the sizes of the operator that does not, which then stay as they are.
+A size is known by its number alone: equal sizes stay equal. All other relations are read from the operators that get
+sizes: of a slice, of padding and of a concatenation, the whole is the sum of its parts; a view keeps the product. The
+search is for numbers that satisfy all of these (`equations.py`). Whether an operator of another kind accepts them is
+not known here: if one does not, the trial asks again, and the sizes of that operator stay as they are.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import fx
 
-# Sizes up to this stay: sequences, heads, picks of a router.
+from memgraph.verify.arguments import Arguments, name_of, replaced, shapes
+from memgraph.verify.equations import Choice, Combine, Equation, search
+
+# Sizes up to this one stay: numbers of sequences, heads, picks of a router.
 KEPT = 16
-CANDIDATES = (3, 5, 4, 6, 7, 2, 8, 9, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
-EVEN = (16, 32, 48, 64, 96, 128, 192, 256)  # products of some kinds take rows of whole 16 bytes alone
-# Guesses until the sizes stay as they are.
+ANY = Choice((3, 5, 4, 6, 7, 2, 8, 9, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256))
+# Products of some kinds take only rows of whole 16 bytes.
+EVEN = Choice((16, 32, 48, 64, 96, 128, 192, 256), multiple_of=16)
+# After so many guesses the sizes stay as they are.
 GUESSES = 2000
-# Arguments that are sizes, a list of them or one.
+# By operator, the argument that is a size or a list of sizes.
 SIZES = {
     "aten::view": "size",
     "aten::_unsafe_view": "size",
@@ -40,48 +42,27 @@ SIZES = {
     "memgraph::shard_whole": "length",
 } | {f"aten::{name}": "size" for name in "full empty zeros ones new_full new_empty new_zeros new_ones".split()}
 VIEWS = frozenset(("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::as_strided"))
-# Positions along the dimension `dim`, and the argument that has all of that dimension.
+# By operator, the arguments that are positions along the dimension `dim`, and the argument with the whole dimension.
 BOUNDS = {
     "aten::slice": (("start", "end"), "self"),
     "aten::slice_scatter": (("start", "end"), "self"),
     "aten::slice_backward": (("start", "end"), "input_sizes"),
     "memgraph::shard_put": (("start",), "whole"),
 }
-Equation = tuple[Counter, Counter]  # of factors, how often each occurs; or of one whole, and of its parts
-
-
-def name_of(target: Any) -> str:
-    """`aten::mm`; of what is no operator of torch's, ""."""
-    return target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
-
-
-def argument(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-    """An argument by its name in the operator's schema."""
-    for place, known in enumerate(target._schema.arguments):
-        if known.name == name:
-            if place < len(args):
-                return args[place]
-            return kwargs.get(name, known.default_value if known.has_default_value() else None)
-    return None
-
-
-def shapes(value: Any) -> list[tuple[int, ...]]:
-    """The shapes of the tensors in what a node holds."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [tuple(item.shape) for item in values if isinstance(item, torch.Tensor)]
 
 
 class Relations:
-    """What has to hold between the sizes of some graphs."""
+    """The equations between the sizes of some graphs."""
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
-        self.cuts: dict[int, set[int]] = {}  # of a length, where it is cut
-        self.parts: set[tuple[int, int, int]] = set()  # (length, from, to): a part that is a size itself
-        self.products: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        self.cuts: dict[int, set[int]] = {}  # by length, the positions at which it is cut
+        self.parts: set[tuple[int, int, int]] = set()  # (length, start, end): a part that is a size itself
+        self.products: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()  # two lists of factors
         self.fixed: set[int] = set()
 
     def read(self, graph: fx.Graph) -> None:
+        """Add the relations of one graph."""
         for node in graph.nodes:
             for shape in shapes(node.meta.get("val")):
                 self.sizes.update(shape)
@@ -89,39 +70,39 @@ class Relations:
                 self._relate(node)
 
     def _relate(self, node: fx.Node) -> None:
-        name, told = name_of(node.target), _Told(node)
+        name, given = name_of(node.target), Arguments(node)
         if name in VIEWS:
-            old, new = told.shape("self"), tuple(node.meta["val"].shape)
+            old, new = given.shape("self"), tuple(node.meta["val"].shape)
             self.products |= {(one, other) for one, other in _blocks(old, new) if one != other}
         elif name in BOUNDS:
-            self._bounds(node, told)
+            self._bounds(node, given)
         elif name == "memgraph::shard_whole":
-            self._cut(told["length"], [0, told.shape("first")[told["dim"]]])
+            self._cut(given["length"], [0, given.shape("first")[given["dim"]]])
         elif name in ("aten::cat", "aten::split", "aten::split_with_sizes", "aten::split_copy"):
-            whole = node.meta["val"] if name == "aten::cat" else told["self"].meta["val"]
-            pieces = [item.meta["val"] for item in told["tensors"]] if name == "aten::cat" else node.meta["val"]
+            whole = node.meta["val"] if name == "aten::cat" else given["self"].meta["val"]
+            pieces = [item.meta["val"] for item in given["tensors"]] if name == "aten::cat" else node.meta["val"]
             if whole.dim() and all(piece.dim() == whole.dim() for piece in pieces):
-                dim = told["dim"] % whole.dim()
+                dim = given["dim"] % whole.dim()
                 lengths = [piece.shape[dim] for piece in pieces]
                 self._cut(whole.shape[dim], [0, *itertools.accumulate(lengths)])
         elif name in ("aten::glu", "aten::glu_backward"):
-            whole = told.shape("self")[told["dim"]]
+            whole = given.shape("self")[given["dim"]]
             self._cut(whole, [0, whole // 2, whole])
         elif name == "aten::constant_pad_nd":
-            self._pads(node, told)
+            self._pads(node, given)
 
-    def _bounds(self, node: fx.Node, told: _Told) -> None:
+    def _bounds(self, node: fx.Node, given: Arguments) -> None:
         names, of = BOUNDS[name_of(node.target)]
-        shape = told[of] if of == "input_sizes" else told.shape(of)
-        whole = shape[told["dim"]]
-        if told["step"] not in (None, 1):
+        shape = given[of] if of == "input_sizes" else given.shape(of)
+        whole = shape[given["dim"]]
+        if given["step"] not in (None, 1):
             self.fixed.add(whole)
-        start = place_in(whole, told["start"] or 0)
-        end = start + told.shape("part")[told["dim"]] if names == ("start",) else place_in(whole, told["end"])
+        start = place_in(whole, given["start"] or 0)
+        end = start + given.shape("part")[given["dim"]] if names == ("start",) else place_in(whole, given["end"])
         self._cut(whole, [start, max(start, end)])
 
-    def _pads(self, node: fx.Node, told: _Told) -> None:
-        old, pads = told.shape("self"), told["pad"]
+    def _pads(self, node: fx.Node, given: Arguments) -> None:
+        old, pads = given.shape("self"), given["pad"]
         for n in range(len(pads) // 2):
             size, (low, high) = old[-1 - n], pads[2 * n : 2 * n + 2]
             if low >= 0 and high >= 0:
@@ -132,35 +113,39 @@ class Relations:
                 self.fixed.add(size)
 
     def _cut(self, whole: int, places: Sequence[int]) -> None:
-        """A length, and where some of its parts begin and end."""
+        """Note a length and the positions at which some of its parts begin and end."""
         if not 0 <= min(places) <= max(places) <= whole:
-            return  # no graph that runs; whoever runs it sees that
+            return  # such a graph does not run, which its trial will say
         self.cuts.setdefault(whole, {0, whole}).update(places)
         self.parts |= {(whole, start, end) for start, end in itertools.pairwise(places)}
 
     def smaller(self, even: Collection[int] = (), kept: Collection[int] = ()) -> Sizes:
-        """The smallest sizes that were found, where some are multiples of 16 at least and some stay as they are."""
+        """The smallest sizes that were found.
+
+        even: sizes that become multiples of 16.  kept: sizes that do not change.
+        """
         pieces = {whole: [b - a for a, b in itertools.pairwise(sorted(cuts))] for whole, cuts in self.cuts.items()}
-        equations: list[tuple[str, Equation]] = []
-        for whole, lengths in pieces.items():
-            equations.append(("sum", (Counter([whole]), Counter(lengths))))
+        names = self.sizes.union(*pieces.values(), *map(itertools.chain.from_iterable, self.products))
+        found = {size: size for size in names if size <= KEPT or size in kept or size in self.fixed}
+        choices = {size: EVEN if size in even else ANY for size in names}
+        solved = search(self._equations(pieces), choices, found, GUESSES)
+        return Sizes(solved or {size: size for size in names}, self.cuts)
+
+    def _equations(self, pieces: Mapping[int, Sequence[int]]) -> list[Equation]:
+        """pieces: by length, the lengths between its cuts."""
+        found = [Equation(Combine.SUM, Counter([whole]), Counter(lengths)) for whole, lengths in pieces.items()]
         for whole, start, end in self.parts:
             cuts = sorted(cut for cut in self.cuts[whole] if start <= cut <= end)
             lengths = Counter(b - a for a, b in itertools.pairwise(cuts))
             if end - start and lengths != Counter([end - start]):
-                equations.append(("sum", (Counter([end - start]), lengths)))
+                found.append(Equation(Combine.SUM, Counter([end - start]), lengths))
         for left, right in self.products:
-            equations.append(("product", (Counter(left), Counter(right))))
-        equations = [item for n, item in enumerate(equations) if item[1][0] != item[1][1] and item not in equations[:n]]
-        names = self.sizes.union(*pieces.values(), *map(itertools.chain.from_iterable, self.products))
-        found = {size: size for size in names if size <= KEPT or size in kept or size in self.fixed}
-        candidates = {size: EVEN if size in even else CANDIDATES for size in names}
-        solved = _search(equations, candidates, found, [GUESSES])
-        return Sizes(solved or {size: size for size in names}, self.cuts)
+            found.append(Equation(Combine.PRODUCT, Counter(left), Counter(right)))
+        return [item for n, item in enumerate(found) if item.left != item.right and item not in found[:n]]
 
 
 class Sizes:
-    """Sizes by what they were."""
+    """The small size of each size."""
 
     def __init__(self, found: Mapping[int, int], cuts: Mapping[int, Collection[int]]) -> None:
         self._found, self._places = found, {}
@@ -176,65 +161,44 @@ class Sizes:
         return tuple(self[size] for size in shape)
 
     def stride(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-        """Strides in the order of those of a shape, without gaps; 0 where they are."""
+        """Strides of the small shape in the order of the old ones, without gaps. A stride of 0 stays."""
         made, step = [0] * len(shape), 1
         for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim)):
             if stride[dim] or shape[dim] <= 1:
                 made[dim], step = step, step * max(1, self[shape[dim]])
         return tuple(made)
 
-    def told(self, node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments of a node's operator with its sizes and positions replaced."""
-        name, told, new = name_of(node.target), _Told(node), {}
+    def arguments(self, node: fx.Node, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments of a node's operator with small sizes and positions in place of the old ones."""
+        name, given, new = name_of(node.target), Arguments(node), {}
         if name in SIZES and not (name == "aten::arange" and len(node.args) != 1):
-            given = told[SIZES[name]]
-            new[SIZES[name]] = [self[size] for size in given] if isinstance(given, (list, tuple)) else self[given]
+            size = given[SIZES[name]]
+            new[SIZES[name]] = [self[n] for n in size] if isinstance(size, (list, tuple)) else self[size]
         if name in BOUNDS:
             names, of = BOUNDS[name]
-            whole = (told[of] if of == "input_sizes" else told.shape(of))[told["dim"]]
+            whole = (given[of] if of == "input_sizes" else given.shape(of))[given["dim"]]
             for bound in names:
-                place = place_in(whole, told[bound] or 0) if bound == "start" else place_in(whole, told[bound])
+                place = place_in(whole, given[bound] or 0) if bound == "start" else place_in(whole, given[bound])
                 new[bound] = self._places.get(whole, {}).get(place, place)
         elif name == "aten::constant_pad_nd":
-            new["pad"] = [int(math.copysign(self[abs(pad)], pad)) for pad in told["pad"]]
-        elif name == "aten::as_strided" and self.shape(told["size"]) != tuple(told["size"]):
-            new |= {"size": list(self.shape(told["size"])), "stride": list(self.stride(told["size"], told["stride"]))}
-        return _replaced(node.target, args, kwargs, new)
-
-
-class _Told:
-    """What a node's operator is told, by the names of its schema."""
-
-    def __init__(self, node: fx.Node) -> None:
-        self.node = node
-
-    def __getitem__(self, name: str) -> Any:
-        return argument(self.node.target, self.node.args, self.node.kwargs, name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self[name].meta["val"].shape)
+            new["pad"] = [int(math.copysign(self[abs(pad)], pad)) for pad in given["pad"]]
+        elif name == "aten::as_strided" and self.shape(given["size"]) != tuple(given["size"]):
+            new |= {
+                "size": list(self.shape(given["size"])),
+                "stride": list(self.stride(given["size"], given["stride"])),
+            }
+        return replaced(node.target, args, kwargs, new)
 
 
 def place_in(whole: int, place: int | None) -> int:
-    """A bound of a slice, from 0 to the whole."""
+    """A bound of a slice as a position from 0 to the whole."""
     if place is None:
         return whole
     return min(whole, max(0, place + whole if place < 0 else place))
 
 
-def _replaced(target: Any, args: tuple, kwargs: dict, new: Mapping[str, Any]) -> tuple[tuple, dict]:
-    args, kwargs = list(args), dict(kwargs)
-    for place, known in enumerate(target._schema.arguments if new else ()):
-        if known.name in new:
-            if place < len(args):
-                args[place] = new[known.name]
-            else:
-                kwargs[known.name] = new[known.name]
-    return tuple(args), kwargs
-
-
 def _blocks(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shortest runs of sizes of two shapes that have the same product, in order, without those of size 1."""
+    """The shortest runs of two shapes that have the same product, in order. Sizes of 1 are left out."""
     old, new = [size for size in old if size != 1], [size for size in new if size != 1]
     if math.prod(old) != math.prod(new) or not math.prod(old):
         return
@@ -248,75 +212,3 @@ def _blocks(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[tuple[int,
             else:
                 two, j = two * new[j], j + 1
         yield tuple(old[first:i]), tuple(new[other:j])
-
-
-def _search(
-    equations: Sequence[tuple[str, Equation]],
-    candidates: Mapping[int, Sequence[int]],
-    found: dict[int, int],
-    left: list[int],
-) -> dict[int, int] | None:
-    """The first numbers, small ones first, that satisfy all equations; None where there are none, or too many guesses.
-
-    candidates: by size, what it may become.  found: what is known.  left: guesses that are left.
-    """
-    found = dict(found)
-    if not _settle(equations, candidates, found):
-        return None
-    unknown = [size for size in sorted(candidates) if size not in found]
-    if not unknown:
-        return found
-    bound = {size for _, sides in equations for side in sides for size in side}
-    size = next((size for size in unknown if size in bound), unknown[0])
-    used = set(found.values())
-    for candidate in sorted((c for c in candidates[size] if c < size), key=lambda c: c in used):
-        left[0] -= 1
-        if left[0] < 0:
-            return None
-        if solved := _search(equations, candidates, found | {size: candidate}, left):
-            return solved
-    return _search(equations, candidates, found | {size: size}, left)
-
-
-def _settle(
-    equations: Sequence[tuple[str, Equation]], candidates: Mapping[int, Sequence[int]], found: dict[int, int]
-) -> bool:
-    """Put in what follows from what is known.  False where that cannot be."""
-    more = True
-    while more:
-        more = False
-        for kind, (left, right) in equations:
-            unknown = {size for size in (*left, *right) if size not in found}
-            if len(unknown) > 1:
-                continue
-            if not unknown:
-                if _side(kind, left, found) != _side(kind, right, found):
-                    return False
-                continue
-            size = unknown.pop()
-            value = _solve(kind, left, right, size, found)
-            if value is None or value < min(2, size):
-                return False
-            if candidates.get(size) is EVEN and value % EVEN[0] and value != size:
-                return False
-            found[size], more = value, True
-    return True
-
-
-def _side(kind: str, side: Counter, found: Mapping[int, int]) -> int:
-    if kind == "sum":
-        return sum(found[size] * times for size, times in side.items())
-    return math.prod(found[size] ** times for size, times in side.items())
-
-
-def _solve(kind: str, left: Counter, right: Counter, size: int, found: Mapping[int, int]) -> int | None:
-    """The one unknown size of an equation; None where no whole number satisfies it."""
-    times = left[size] - right[size]
-    if times < 0:
-        left, right, times = right, left, -times
-    rest = [Counter({name: n for name, n in side.items() if name != size}) for side in (left, right)]
-    one, other = (_side(kind, side, found) for side in rest)
-    if not times:
-        return size if one == other else None
-    value, remainder = divmod(other - one, times) if kind == "sum" else divmod(other, one)
-    return value if not remainder and (kind == "sum" or times == 1) else None

@@ -1,10 +1,10 @@
 """A tiled joint graph held against the one that it was made from.
 
-Around the tiles nothing may have changed: values are numbered, and what a tile returns is taken for the value that it
-stands for. Inside, operators that were told other sizes cannot be compared by number, so both are run on small random
+Around the tiles nothing may have changed: values are compared by their terms, and an output of a tile is taken for the
+value that it stands for. Inside, operators have other sizes, so their terms differ. There, both are run on small random
 data (`trial.py`): the tile as it stands in the graph, with the graphs that it calls, and the operators of the joint
-graph that make the same values of what the tile is given. How a tile is built is not known here: its call says only
-which values it stands for, and that is shown.
+graph that make the same values of the same inputs. This module does not know how a tile is built: the tile's call says
+only which values it stands for, and the trial shows whether that is true.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.verify.arguments import name_of
 from memgraph.verify.checks import show, signature
-from memgraph.verify.rewrite import named_input, verify_graph
-from memgraph.verify.smaller import name_of
-from memgraph.verify.trial import ROOM, Differs, Trial
-from memgraph.verify.values import Table
-from memgraph.verify.walk import Numbered, Run
+from memgraph.verify.frame import History
+from memgraph.verify.inputs import input_term
+from memgraph.verify.rewrite import verify_graph
+from memgraph.verify.terms import Term, Terms
+from memgraph.verify.trial import ROOM, Differs, Trial, graphs_of
+from memgraph.verify.walk import number
 
-# Operators that put shards together; the first argument of the last two is written into.
+# Operators that put shards together. The last two write into their first argument.
 _TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", "memgraph::shard_put", "memgraph::shard_add")
 _ADDING = ("memgraph::shard_product", "memgraph::shard_add", "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
 
 
 class TileError(Exception):
-    """A tile that does not do what its region does.  region: which."""
+    """A tile that does not do what its region does."""
 
     def __init__(self, region: Region, reason: str) -> None:
         self.region = region
@@ -42,25 +44,28 @@ class TileError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A tile where it is called.  stands_for: by place among its outputs, the node of the graph before."""
+    """A tile where it is called."""
 
     node: fx.Node
     region: Region
     stands_for: tuple[str, ...]
+    """For each output, the node of the graph before."""
 
     @property
     def scaled(self) -> frozenset[int]:
-        """Which outputs are multiplied by the tangent afterwards."""
+        """Positions of the outputs that are multiplied by the tangent afterwards."""
         backward = set(self.region.backward) if self.region.tangent else ()
         return frozenset(place for place, name in enumerate(self.stands_for) if name in backward)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operand:
-    """What a tile is given.  names: nodes of the graph before that hold that value; with a tangent of 1 if `unit`."""
+    """An input of a tile."""
 
     names: tuple[str, ...]
+    """Nodes of the graph before that hold the same value."""
     unit: bool = False
+    """Whether they hold it if the tangent is 1."""
 
 
 def verify_tiles(
@@ -70,10 +75,11 @@ def verify_tiles(
     tried: set[str] | None = None,
     room: int = ROOM,
 ) -> None:
-    """Raises VerifyError where the graph around the tiles differs, TileError where a tile computes something else.
+    """Raises VerifyError if the graph around the tiles differs, TileError if a tile computes something else.
 
-    A tile that cannot be run within the room, in bytes, is an error, too: what nobody has seen may be wrong.
-    tried: what was run before, and is not run again; what is run is added.
+    A tile that cannot be tried within the room is an error, too: it may be wrong.
+    tiles: regions, and in how many shards each runs.  room: in bytes.
+    tried: keys of the trials that were run; these are not run again, new ones are added.
     """
     tried = set() if tried is None else tried
     calls = [call for region, _ in tiles for call in _calls(after, region)]
@@ -87,10 +93,12 @@ def verify_tiles(
         label = call.node.args[0].target
         tile = after.get_submodule(label)
         if label not in spelled:
-            spelled[label] = "\n".join(map(_spell, _graphs(tile)))
+            spelled[label] = "\n".join(map(_spell, graphs_of(tile)))
         if call.node.args[1] != label:  # Inductor takes equal names for equal graphs
             raise TileError(call.region, f"{call.node.name} calls {label} by the name of {call.node.args[1]}")
-        _look(call, tile, shards[call.region.outputs], nodes)
+        _check_ends(call, tile, nodes)
+        _check_shards(call.region, tile, shards[call.region.outputs])
+        _check_sums(call.region, tile)
         graph = _cut_out(nodes, place, call, inputs)
         units = frozenset(n for n, operand in enumerate(inputs) if operand.unit)
         alike = tuple(inputs.index(operand) for operand in inputs)
@@ -109,7 +117,7 @@ def verify_tiles(
 
 
 def _calls(after: fx.GraphModule, region: Region) -> list[_Call]:
-    """The calls that stand for a region's outputs.  Raises TileError unless there is one for each output."""
+    """The calls that stand for a region's outputs.  Raises TileError unless each output has one."""
     found = []
     for node in after.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
         stands_for = tuple(node.meta.get(STANDS_FOR, ()))
@@ -122,7 +130,7 @@ def _calls(after: fx.GraphModule, region: Region) -> list[_Call]:
 
 
 def _claims(before: fx.GraphModule, after: fx.GraphModule, calls: Sequence[_Call]) -> dict[str, str]:
-    """What stands for the outputs of regions: by the name of the new node, that of the old one."""
+    """By name of a node that stands for an output of a region, the name of that output in the graph before."""
     claims: dict[str, str] = {}
     for call in calls:
         for user in call.node.users:
@@ -145,35 +153,36 @@ def _claims(before: fx.GraphModule, after: fx.GraphModule, calls: Sequence[_Call
 
 
 def _times(node: fx.Node, unit: fx.Node, tangent: str) -> bool:
-    """Whether a node is what a tile made with the tangent at 1, times the tangent."""
+    """Whether a node is an output of a tile, made with a tangent of 1, times the tangent."""
     return node.target is torch.ops.aten.mul.Tensor and node.args[0] is unit and node.args[1].name == tangent
 
 
 def _inputs(
     before: fx.GraphModule, after: fx.GraphModule, calls: Sequence[_Call], claims: Mapping[str, str]
 ) -> Iterator[tuple[_Call, list[_Operand]]]:
-    """For each call, what its operands are.  Raises TileError where one is nothing that its region reads."""
-    table = Table()
+    """The operands of each call.  Raises TileError if one is a value that its region does not read."""
+    terms = Terms()
     placeholders = before.graph.find_nodes(op="placeholder")
-    given = [named_input(table, node) for node in placeholders]
+    given = [input_term(terms, node) for node in placeholders]
 
-    def numbers(inputs: Sequence[int]) -> dict[str, int]:
-        return {node.name: n for node, n in Numbered(before, inputs, Run(table)).numbers.items()}
+    def values(inputs: Sequence[Term]) -> dict[str, Term]:
+        return {node.name: term for node, term in number(before, inputs, History(terms)).values.items()}
 
-    old = numbers(given)
-    new = Numbered(after, given, Run(table), claims={name: old[source] for name, source in claims.items()}).numbers
-    with_one: dict[str, dict[str, int]] = {}
+    old = values(given)
+    claimed = {name: old[source] for name, source in claims.items()}
+    new = number(after, given, History(terms), claims=claimed).values
+    with_one: dict[str, dict[str, Term]] = {}
     for call in calls:
         region = call.region
         chain = (region.tangent, *region.chain) if region.tangent else ()
         if chain and region.tangent not in with_one:
             one = new[_one(after, before, region)]
             ones = [one if node.name == region.tangent else n for node, n in zip(placeholders, given, strict=True)]
-            with_one[region.tangent] = numbers(ones)
-        known: dict[int, _Operand] = {}
+            with_one[region.tangent] = values(ones)
+        known: dict[Term, _Operand] = {}
         for name in (*chain, *(name for name in region.inputs if name not in chain)):
-            number = with_one[region.tangent][name] if name in chain else old[name]
-            known[number] = _Operand((*known.get(number, _Operand(())).names, name), name in chain)
+            term = with_one[region.tangent][name] if name in chain else old[name]
+            known[term] = _Operand((*known.get(term, _Operand(())).names, name), name in chain)
         for operand in call.node.args[2:]:
             if new[operand] not in known:
                 raise TileError(region, f"its tile is given {operand.name}, which is nothing that its region reads")
@@ -192,23 +201,33 @@ def _one(after: fx.GraphModule, before: fx.GraphModule, region: Region) -> fx.No
 # --- one tile ----------------------------------------------------------------------------------------------
 
 
-def _look(call: _Call, tile: fx.GraphModule, shards: int, nodes: Mapping[str, fx.Node]) -> None:
-    """Raises TileError where a tile is not what it seems, or what the trial cannot see is wrong."""
+def _check_ends(call: _Call, tile: fx.GraphModule, nodes: Mapping[str, fx.Node]) -> None:
+    """Raises TileError if a tile takes or returns other values than its call says."""
     region = call.region
-    outputs = tile.graph.output_node().args[0]
-    inputs = tile.graph.find_nodes(op="placeholder")
-    wanted = [node.meta["val"] for node in call.node.args[2:]], [nodes[name].meta["val"] for name in call.stands_for]
-    for side, has in zip(wanted, (inputs, outputs), strict=True):
-        if len(side) != len(has):
-            raise TileError(region, f"{call.node.name} takes {len(has)} values for {len(side)}")
-        for value, node in zip(side, has, strict=True):
-            if signature(value) != signature(node.meta["val"]):
-                said, is_ = show(signature(node.meta["val"])), show(signature(value))
-                raise TileError(region, f"{node.name} of its tile is {said}, not {is_}")
+    given = [node.meta["val"] for node in call.node.args[2:]]
+    wanted = [nodes[name].meta["val"] for name in call.stands_for]
+    inputs, outputs = tile.graph.find_nodes(op="placeholder"), tile.graph.output_node().args[0]
+    for values, ends in ((given, inputs), (wanted, outputs)):
+        if len(values) != len(ends):
+            raise TileError(region, f"{call.node.name} takes {len(ends)} values for {len(values)}")
+        for value, node in zip(values, ends, strict=True):
+            if (want := signature(value)) != (got := signature(node.meta["val"])):
+                raise TileError(region, f"{node.name} of its tile is {show(got)}, not {show(want)}")
+
+
+def _check_shards(region: Region, tile: fx.GraphModule, shards: int) -> None:
+    """Raises TileError if a tile does not run the shards that were asked for."""
     rows = math.ceil(region.tokens / min(shards, region.tokens))
     runs = len(tile.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()))
     if runs != math.ceil(region.tokens / rows):
         raise TileError(region, f"its tile runs {runs} shards, not {math.ceil(region.tokens / rows)}")
+
+
+def _check_sums(region: Region, tile: fx.GraphModule) -> None:
+    """Raises TileError if shards are added up in a short type, or a write into a value changes what others read.
+
+    A trial on small data can see neither.
+    """
     for node in tile.graph.nodes:
         name, value = name_of(node.target) if node.op == "call_function" else "", node.meta.get("val")
         if name in _ADDING and value.dtype.is_floating_point and value.dtype.itemsize < 4:
@@ -222,8 +241,12 @@ def _look(call: _Call, tile: fx.GraphModule, shards: int, nodes: Mapping[str, fx
 def _cut_out(
     nodes: Mapping[str, fx.Node], place: Mapping[str, int], call: _Call, inputs: Sequence[_Operand]
 ) -> fx.Graph:
-    """The joint graph's own operators that make a call's outputs of what it is given.  Raises TileError."""
-    graph, new = fx.Graph(), {}
+    """The operators of the joint graph that make a call's outputs of its operands.
+
+    Raises TileError if they need another operand.
+    """
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
     for operand in inputs:
         made = graph.placeholder(operand.names[0])
         made.meta["val"] = nodes[operand.names[0]].meta["val"]
@@ -245,12 +268,8 @@ def _cut_out(
     return graph
 
 
-def _graphs(module: fx.GraphModule) -> list[fx.Graph]:
-    return [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
-
-
 def _spell(graph: fx.Graph) -> str:
-    """Equal for graphs that do the same to values that look the same, in the same order."""
+    """A text that is equal for graphs that run the same operators on values of the same layouts, in the same order."""
     place = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
     lines = []
     for node in graph.nodes:

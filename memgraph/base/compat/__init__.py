@@ -45,6 +45,7 @@ from memgraph.base.compat.operators import (
     triton_kernel,
 )
 from memgraph.base.compat.partition import (
+    backward_inputs,
     donate_nothing,
     extract_forward_backward,
     must_recompute,
@@ -69,6 +70,7 @@ __all__ = [
     "allocation_event_type",
     "allocations",
     "autocast_state",
+    "backward_inputs",
     "compile_graph",
     "compile_id",
     "compiled_function_name",

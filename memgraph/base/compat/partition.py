@@ -38,6 +38,14 @@ def extract_forward_backward(
     )
 
 
+def backward_inputs(joint: Any) -> list[Any]:
+    """The inputs of a joint graph that only its backward gets, in the backward's order: tangents, seeds, states."""
+    from torch._functorch.partitioners import _is_backward_state, _is_bwd_seed_offset, _is_tangent
+
+    inputs = joint.graph.find_nodes(op="placeholder")
+    return [node for kind in (_is_tangent, _is_bwd_seed_offset, _is_backward_state) for node in inputs if kind(node)]
+
+
 def raise_getitems(gm: Any) -> Any:
     """Move every getitem right behind the operator whose output it takes."""
     from torch._functorch.compile_utils import raise_getitems as stock
