@@ -11,21 +11,24 @@ recompute pass's business.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
-from torch import fx
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan
 
 
-def partition(
-    joint: fx.GraphModule, plan: Plan, *, num_fwd_outputs: int, static_lifetime_input_indices: list[int] | None
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return (forward, backward).
+def partition(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Cut the joint graph anew, unless Inductor's own partition stands.
 
     The forward returns its `num_fwd_outputs` outputs, then the saved tensors, then the saved symbols; the backward
     takes symbols, tensors and tangents in that order.  Raises KeyError where the plan names a value that is not there.
     """
+    if plan.stock:
+        return Rewritten(split, modified=False)
+    joint = split.joint.module
     nodes = {node.name: node for node in joint.graph.nodes}
     saved = [nodes[name] for name in plan.saved]
     tensors = [node for node in saved if isinstance(node.meta.get("val"), torch.Tensor)]
@@ -34,8 +37,8 @@ def partition(
         joint,
         [node for node in tensors if node.op != "get_attr"],
         [node for node in saved if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)],
-        num_fwd_outputs=num_fwd_outputs,
-        static_inputs=[placeholders[i] for i in static_lifetime_input_indices or ()],
+        num_fwd_outputs=split.joint.num_fwd_outputs,
+        static_inputs=[placeholders[i] for i in split.joint.static_inputs],
     )
     # The extraction puts each operator of the forward that the backward could run and that FX takes for one with an
     # effect into both: an assertion, and every random operator (under Inductor's fallback_random, attention without
@@ -43,4 +46,4 @@ def partition(
     steps = {step.name for step in plan.backward}
     backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()
-    return forward, backward
+    return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)

@@ -13,6 +13,7 @@ are one in memory, and writes over one of them while the other is still to be re
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -22,29 +23,44 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
 from memgraph.facts.operators import family
-from memgraph.passes.insert import place_of
+from memgraph.passes.graphs import Joint, Rewritten, TilePlan
+from memgraph.passes.insert import provenance
 
 
-def read_operands(joint: fx.GraphModule) -> fx.GraphModule:
-    """Return the joint graph, rewritten in place, with bodies that return no input and nothing twice.
+def read_operands(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
+    """Have bodies return none of their inputs and no value twice. That is right for every plan: none is read.
 
     Bodies that return too much are left as they are, and others take their place.  Raises GraphError where what a call
     returns is read in another way than part by part.
     """
+    labels = _bodies_to_change(joint.module)
+    if not labels:
+        return Rewritten(joint, modified=False)
+    gm = compat.copy_graph(joint.module)
     calls: dict[str, list[fx.Node]] = {}
-    for node in joint.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
+    for node in gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
         calls.setdefault(node.args[0].target, []).append(node)
-    for label, of_body in calls.items():
-        body = joint.get_submodule(label)
-        returned = list(body.graph.output_node().args[0])
+    for label in labels:
+        body = gm.get_submodule(label)
+        returned = _returned(body)
         kept = _kept(returned)
-        if kept != returned:
-            for call in of_body:
-                _replace(joint.graph, call, body, returned, kept)
-            setattr(joint, label, _returning(body, kept))
-    joint.graph.lint()
-    joint.recompile()
-    return joint
+        for call in calls[label]:
+            _replace(gm.graph, call, body, returned, kept)
+        setattr(gm, label, _returning(body, kept))
+    gm.graph.lint()
+    gm.recompile()
+    return Rewritten(dataclasses.replace(joint, module=gm), modified=True)
+
+
+def _bodies_to_change(gm: fx.GraphModule) -> list[str]:
+    """The names of the bodies that return an input, or a value and its view, in the order of their first calls."""
+    called = gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph())
+    outputs = {label: _returned(gm.get_submodule(label)) for label in dict.fromkeys(n.args[0].target for n in called)}
+    return [label for label, returned in outputs.items() if _kept(returned) != returned]
+
+
+def _returned(body: fx.GraphModule) -> list[Any]:
+    return list(body.graph.output_node().args[0])
 
 
 def _kept(returned: Sequence[Any]) -> list[Any]:
@@ -91,7 +107,7 @@ def _replace(
         for n, value in enumerate(kept):
             if isinstance(value, fx.Node):
                 found[value] = graph.call_function(operator.getitem, (call, n))
-                found[value].meta = place_of(call) | {"val": value.meta["val"]}
+                found[value].meta = provenance(call) | {"val": value.meta["val"]}
         read = [returned[element.args[1]] for element in elements]
         made = [_again(graph, value, found) if isinstance(value, fx.Node) else None for value in read]
     for element, instead in zip(elements, made, strict=True):

@@ -8,14 +8,32 @@ A copy reads what the plan says that it reads: the edges of the new graph are th
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan, node_name
 
 
-def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
-    """Return the backward in the plan's order.  Raises ValueError where graph and plan hold different operators."""
+def recompute(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Order the backward as the plan does.  Raises ValueError where graph and plan hold different operators."""
+    if plan.stock:
+        return Rewritten(split, modified=False)
+    backward = _ordered(split.backward, plan)
+    if _order(backward) == _order(split.backward):
+        return Rewritten(split, modified=False)
+    return Rewritten(dataclasses.replace(split, backward=backward), modified=True)
+
+
+def _order(gm: fx.GraphModule) -> list[tuple[str, list[str]]]:
+    """The operators of a graph, each with what it reads: all that this pass may change."""
+    return [(node.name, [read.name for read in node.all_input_nodes]) for node in gm.graph.nodes]
+
+
+def _ordered(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
+    """A new backward with the plan's operators and copies, in the plan's order."""
     old = {node.name: node for node in backward.graph.nodes}
     graph = fx.Graph()
     new: dict[tuple[str, int], fx.Node] = {}

@@ -11,19 +11,23 @@ impossible.
 
 from __future__ import annotations
 
-from torch import fx
+import dataclasses
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan
 
 
-def settle(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
-    """Mark the nodes of a backward that the plan wants written.  Raises ValueError where one is not there."""
-    wanted = set(plan.settled)
+def settle(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Mark the sums that the plan has written to memory.  Raises ValueError where the backward does not hold one."""
+    missing = set(plan.settled)
+    if plan.stock or not missing:
+        return Rewritten(split, modified=False)
+    backward = compat.copy_graph(split.backward)
     for node in backward.graph.nodes:
-        if node.name in wanted:
+        if node.name in missing:
             compat.write_to_memory(node)
-            wanted.discard(node.name)
-    if wanted:
-        raise ValueError(f"the plan writes {', '.join(sorted(wanted)[:5])}, which the backward does not hold")
-    return backward
+            missing.discard(node.name)
+    if missing:
+        raise ValueError(f"the plan writes {', '.join(sorted(missing)[:5])}, which the backward does not hold")
+    return Rewritten(dataclasses.replace(split, backward=backward), modified=True)

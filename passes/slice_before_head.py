@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Captured, LossPlan, Rewritten
 
 _HEADS = (torch.nn.functional.linear, torch._C._nn.linear)
 # Entry by entry, of one tensor: what a head and its loss have between them (an upcast, soft-capping).
@@ -23,17 +24,19 @@ _METHODS = frozenset(("float", "double", "bfloat16", "half", "to", "type", "cont
 _FUNCTIONS = frozenset((operator.mul, operator.truediv, torch.tanh, torch.mul, torch.div))
 
 
-def slice_before_head(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph, its rows cut before the heads; a copy where there is something to cut."""
-    found = [(node, chain) for node in gm.graph.nodes if (chain := _chain(node))]
+def slice_before_head(captured: Captured, plan: LossPlan) -> Rewritten[Captured]:
+    """Slice the hidden states instead of the logits, where the plan asks for it and there are such slices."""
+    found = []
+    if plan.slice_before_head:
+        found = [(node, chain) for node in captured.module.graph.nodes if (chain := _chain(node))]
     if not found:
-        return gm
-    copy = compat.copy_graph(gm)
+        return Rewritten(captured, modified=False)
+    copy = compat.copy_graph(captured.module)
     nodes = {node.name: node for node in copy.graph.nodes}
     for cut, chain in found:
         _move(copy.graph, nodes[cut.name], [nodes[step.name] for step in chain])
     copy.recompile()
-    return copy
+    return Rewritten(Captured(copy, captured.inputs), modified=True)
 
 
 def _chain(cut: fx.Node) -> list[fx.Node]:

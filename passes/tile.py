@@ -17,9 +17,9 @@ forward with the tangent taken for 1, and the backward multiplies what it made b
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -27,7 +27,8 @@ from torch import fx
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, Region
-from memgraph.passes.insert import call, place_of
+from memgraph.passes.graphs import Joint, Rewritten, TilePlan
+from memgraph.passes.insert import call, mode_of, provenance
 from memgraph.passes.tiles.shards import build_tile, needed, signature
 
 aten = torch.ops.aten
@@ -51,25 +52,28 @@ def unit_name(region: Region) -> str:
     return f"tiled_{region.outputs[0]}_one"
 
 
-def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.GraphModule:
-    """Return the joint graph, rewritten in place.  tiles: regions and the number of shards of each.
+def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
+    """Replace the plan's regions by calls of tiles.
 
     Raises Mixed where an operator of a region does not do for a shard what the region's token flow says.
     """
+    if not plan.tiles:
+        return Rewritten(joint, modified=False)
+    gm = compat.copy_graph(joint.module)
     made: dict[str, str] = {}
-    nodes = {node.name: node for node in joint.graph.nodes}
+    nodes = {node.name: node for node in gm.graph.nodes}
     # All calls before anything is replaced: one region may read what another makes.
-    found = [(region, _call_region(joint, nodes, region, shards, made)) for region, shards in tiles]
+    found = [(region, _call_region(gm, nodes, region, shards, made)) for region, shards in plan.tiles]
     for region, values in found:
         for name, value in values.items():
             _replace(nodes[name], value, region)
     for region, _ in found:
         for name in reversed((*region.forward, *region.backward)):
-            _erase(joint.graph, nodes[name])
-    _sort(joint.graph)
-    joint.graph.lint()
-    joint.recompile()
-    return joint
+            _erase(gm.graph, nodes[name])
+    _sort(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return Rewritten(dataclasses.replace(joint, module=gm), modified=True)
 
 
 def _call_region(
@@ -82,8 +86,8 @@ def _call_region(
         values |= _call_tile(joint, nodes, region, outputs, shards, made, given)
     for name in [name for name in region.outputs if region.tangent and name in set(region.backward)]:
         with joint.graph.inserting_before(nodes[name]):
-            scaled = _call(joint.graph, aten.mul.Tensor, values[name], nodes[region.tangent])
-        scaled.meta |= place_of(nodes[name])
+            scaled = call(joint.graph, mode_of(joint.graph), aten.mul.Tensor, values[name], nodes[region.tangent])
+        scaled.meta |= provenance(nodes[name])
         values[name] = scaled
     return values
 
@@ -109,7 +113,8 @@ def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Re
     tangent = nodes[region.tangent]
     value = tangent.meta["val"]
     with graph.inserting_before(nodes[region.chain[0]] if region.chain else nodes[region.backward[0]]):
-        one = _call(graph, aten.full.default, [], 1.0, dtype=value.dtype, device=value.device, name=unit_name(region))
+        options = {"dtype": value.dtype, "device": value.device}
+        one = call(graph, mode_of(graph), aten.full.default, [], 1.0, name=unit_name(region), **options)
         new = {tangent: one}
     for name in region.chain:
         node = nodes[name]
@@ -138,7 +143,7 @@ def _call_tile(
     graph, first = joint.graph, nodes[outputs[0]]
     values = _fresh(node.meta["val"] for node in joint.get_submodule(made[key]).graph.output_node().args[0])
     backward = not region.tangent and set(region.backward).intersection(names)
-    place = place_of(nodes[min(backward, key=names.index)] if backward else first)
+    place = provenance(nodes[min(backward, key=names.index)] if backward else first)
     with graph.inserting_before(first):
         body = graph.get_attr(made[key])
         tiled = graph.create_node(
@@ -160,12 +165,6 @@ def _fresh(values: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     values = list(values)
     with compat.propagating(compat.fake_mode_of(values)):
         return tuple(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
-
-
-def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call where the graph inserts, with its metadata."""
-    values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)][:1]
-    return call(graph, compat.fake_mode_of(values), target, *args, **kwargs)
 
 
 def _sort(graph: fx.Graph) -> None:

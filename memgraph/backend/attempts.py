@@ -28,6 +28,7 @@ from memgraph.lower.wrapper import NotReadable
 from memgraph.machine import memory
 from memgraph.machine.hardware import load
 from memgraph.machine.measure import allocated_bytes
+from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.report import Report, record
 
@@ -75,8 +76,9 @@ class Attempts:
 
     def __init__(self, job: Job) -> None:
         self.options, self.device, self.progress, self.name = job.options, job.device, job.progress, job.name
-        gm, self.notes, self.refusals = before_autograd(job.gm, job.inputs, job.options.tile)
-        self.job = dataclasses.replace(job, gm=gm)
+        rewritten = before_autograd(Captured(job.gm, job.inputs), job.options.tile)
+        self.notes, self.refusals = rewritten.notes, rewritten.refusals
+        self.job = dataclasses.replace(job, gm=rewritten.graphs.module)
         self.hardware = load(self.device)
         self.baseline = allocated_bytes(self.device)
         self.budget = self._budget()

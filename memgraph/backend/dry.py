@@ -34,6 +34,7 @@ from memgraph.base import compat
 from memgraph.base.errors import GraphError, MemgraphError, OptionsError
 from memgraph.facts import kernel_scratch
 from memgraph.machine.hardware import Hardware, load, named
+from memgraph.passes.graphs import Captured
 from memgraph.reporting.report import Report
 
 
@@ -119,8 +120,9 @@ class _Capture:
             )
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         warn_of_unmatched(gm, self.options.rules, name)
-        gm, notes, refusals = before_autograd(gm, inputs, self.options.tile)
-        self.notes += notes
+        rewritten = before_autograd(Captured(gm, inputs), self.options.tile)
+        gm, refusals = rewritten.graphs.module, rewritten.refusals
+        self.notes += rewritten.notes
         if reason := compat.graph_break_reason(gm):
             where = reason.splitlines()[0]
             self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")

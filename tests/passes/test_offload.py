@@ -27,9 +27,9 @@ MOVED = (Transfer("exp", 16, "host", "sin", ("mul_2", 0), ("mul_2", 0)),)
 
 def rewritten(chain, transfers=MOVED):
     plan = Plan(("primals_1", "exp"), ORDERED[1:], transfers=transfers)
-    forward, backward = cut(chain, "primals_1", "exp")
-    backward = recompute(backward, plan)
-    return offload(forward, backward, plan, num_fwd_outputs=1, settings={"host": "{}"})
+    split = recompute(cut(chain, "primals_1", "exp"), plan).graphs
+    split = offload(dataclasses.replace(split, settings={"host": "{}"}), plan).graphs
+    return split.forward, split.backward
 
 
 def test_what_it_writes(chain):

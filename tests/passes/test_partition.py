@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
+from memgraph.passes.graphs import Split
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.passes.settle import settle
@@ -28,8 +29,12 @@ def chain():
     return capture_module(Chain(), (torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)))
 
 
-def cut(chain, *saved: str) -> tuple[fx.GraphModule, fx.GraphModule]:
-    return partition(chain.joint, Plan(saved, ()), num_fwd_outputs=1, static_lifetime_input_indices=[])
+def cut(chain, *saved: str) -> Split:
+    return partition(chain.split, Plan(saved, ())).graphs
+
+
+def verify(captured, split: Split, pass_name: str) -> None:
+    verify_partition(captured.before, split.forward, split.backward, num_fwd_outputs=1, pass_name=pass_name)
 
 
 def steps(*spelled: str) -> tuple[Step, ...]:
@@ -64,8 +69,8 @@ def test_joint(chain):
 
 
 def test_partition_at_what_is_saved(chain):
-    forward, backward = cut(chain, "exp", "mul")
-    assert text(forward) == golden("""
+    split = cut(chain, "exp", "mul")
+    assert text(split.forward) == golden("""
         inputs primals_1, primals_2
         exp = aten.exp.default(primals_2)
         mul = aten.mul.Tensor(primals_1, exp)
@@ -74,7 +79,7 @@ def test_partition_at_what_is_saved(chain):
         sum_1 = aten.sum.default(mul_1)
         outputs sum_1, exp, mul
     """)
-    assert text(backward) == golden("""
+    assert text(split.backward) == golden("""
         inputs exp, mul, tangents_1
         expand = aten.expand.default(tangents_1, [2, 2])
         mul_2 = aten.mul.Tensor(expand, exp)
@@ -86,8 +91,8 @@ def test_partition_at_what_is_saved(chain):
 
 
 def test_partition_recomputes_what_is_not_saved(chain):
-    forward, backward = cut(chain, "primals_1", "primals_2")
-    assert text(forward) == golden("""
+    split = cut(chain, "primals_1", "primals_2")
+    assert text(split.forward) == golden("""
         inputs primals_1, primals_2
         exp = aten.exp.default(primals_2)
         mul = aten.mul.Tensor(primals_1, exp)
@@ -96,7 +101,7 @@ def test_partition_recomputes_what_is_not_saved(chain):
         sum_1 = aten.sum.default(mul_1)
         outputs sum_1, primals_1, primals_2
     """)
-    assert text(backward) == golden("""
+    assert text(split.backward) == golden("""
         inputs primals_1, primals_2, tangents_1
         exp = aten.exp.default(primals_2)
         mul = aten.mul.Tensor(primals_1, exp)
@@ -110,9 +115,9 @@ def test_partition_recomputes_what_is_not_saved(chain):
 
 
 def test_recompute_orders(chain):
-    forward, backward = cut(chain, "primals_1", "primals_2")
-    ordered = recompute(backward, Plan(("primals_1", "primals_2"), ORDERED))
-    assert text(ordered) == golden("""
+    plan = Plan(("primals_1", "primals_2"), ORDERED)
+    ordered = recompute(cut(chain, "primals_1", "primals_2"), plan).graphs
+    assert text(ordered.backward) == golden("""
         inputs primals_1, primals_2, tangents_1
         exp = aten.exp.default(primals_2)
         expand = aten.expand.default(tangents_1, [2, 2])
@@ -123,13 +128,13 @@ def test_recompute_orders(chain):
         mul_4 = aten.mul.Tensor(mul_3, exp)
         outputs mul_4, None
     """)
-    verify_partition(chain.before, forward, ordered, num_fwd_outputs=1, pass_name="recompute")
+    verify(chain, ordered, "recompute")
 
 
 def test_recompute_copies(chain):
-    forward, backward = cut(chain, "primals_1", "primals_2")
-    copied = recompute(backward, Plan(("primals_1", "primals_2"), COPIED))
-    assert text(copied) == golden("""
+    plan = Plan(("primals_1", "primals_2"), COPIED)
+    copied = recompute(cut(chain, "primals_1", "primals_2"), plan).graphs
+    assert text(copied.backward) == golden("""
         inputs primals_1, primals_2, tangents_1
         exp = aten.exp.default(primals_2)
         expand = aten.expand.default(tangents_1, [2, 2])
@@ -142,7 +147,7 @@ def test_recompute_copies(chain):
         mul_4 = aten.mul.Tensor(mul_3, exp_copy2)
         outputs mul_4, None
     """)
-    verify_partition(chain.before, forward, copied, num_fwd_outputs=1, pass_name="recompute")
+    verify(chain, copied, "recompute")
 
 
 def test_recompute_takes_a_tuple_apart_where_it_is_made():
@@ -154,8 +159,8 @@ def test_recompute_takes_a_tuple_apart_where_it_is_made():
     order = "native_layer_norm<0 getitem<0 exp<0 detach<0 expand<0 detach_1<0 mul<0,0 getitem_1<0 getitem_2<0 "
     order += "native_layer_norm_backward<0,0,0,0 getitem_3<0"
     plan = Plan(("primals_1",), steps(*order.split()))
-    forward, backward = partition(captured.joint, plan, num_fwd_outputs=1, static_lifetime_input_indices=[])
-    assert text(recompute(backward, plan)) == golden("""
+    split = partition(captured.split, plan).graphs
+    assert text(recompute(split, plan).graphs.backward) == golden("""
         inputs primals_1, tangents_1
         native_layer_norm = aten.native_layer_norm.default(primals_1, [2], None, None, 1e-05)
         getitem = native_layer_norm[0]
@@ -181,9 +186,9 @@ def test_recompute_takes_a_tuple_apart_where_it_is_made():
     ],
 )
 def test_recompute_refuses_another_graphs_plan(chain, broken, message):
-    _, backward = cut(chain, "primals_1", "primals_2")
+    split = cut(chain, "primals_1", "primals_2")
     with pytest.raises(ValueError, match=message):
-        recompute(backward, Plan(("primals_1", "primals_2"), broken))
+        recompute(split, Plan(("primals_1", "primals_2"), broken))
 
 
 def test_partition_refuses_another_graphs_plan(chain):
@@ -200,16 +205,17 @@ def test_a_draw_is_not_left_in_the_backward():
 
     captured = capture_module(Drops(), (torch.ones(2, 2, requires_grad=True),))
     plan = Plan(("primals_1", "gt"), ())
-    forward, backward = partition(captured.joint, plan, num_fwd_outputs=1, static_lifetime_input_indices=[])
-    assert "rand" in text(forward) and "rand" not in text(backward)
-    verify_partition(captured.before, forward, backward, num_fwd_outputs=1, pass_name="partition")
+    split = partition(captured.split, plan).graphs
+    assert "rand" in text(split.forward) and "rand" not in text(split.backward)
+    verify(captured, split, "partition")
 
 
 def test_sums_are_marked_to_be_written(chain):
-    _, backward = cut(chain, "primals_2", "primals_1")
-    names = [node.name for node in backward.graph.nodes if node.op == "call_function"]
-    marked = settle(backward, Plan((), (), settled=(names[1],)))
-    found = [n.name for n in marked.graph.nodes if n.meta.get("inductor_realize_to_strides")]
-    assert found == [names[1]] and marked.code == backward.code
+    split = cut(chain, "primals_2", "primals_1")
+    names = [node.name for node in split.backward.graph.nodes if node.op == "call_function"]
+    marked = settle(split, Plan((), (), settled=(names[1],))).graphs
+    found = [n.name for n in marked.backward.graph.nodes if n.meta.get("inductor_realize_to_strides")]
+    assert found == [names[1]] and marked.backward.code == split.backward.code
+    verify(chain, marked, "settle")
     with pytest.raises(ValueError, match="add_9, which the backward does not hold"):
-        settle(backward, Plan((), (), settled=("add_9",)))
+        settle(split, Plan((), (), settled=("add_9",)))
