@@ -1,4 +1,4 @@
-"""Nodes that passes insert, with the metadata that they have on fake tensors: the one way to put a call into a graph."""
+"""The one way in which passes put calls into a graph: with the metadata that the results have on fake tensors."""
 
 from __future__ import annotations
 

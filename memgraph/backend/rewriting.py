@@ -1,4 +1,4 @@
-"""Run passes in order: verify the graphs after each pass that changed something, and show them to who asks.
+"""Run passes in order: verify the graphs after each pass that changed something, and show them to those who ask.
 
 TORCH_LOGS="+memgraph"    prints every graph before and after each of these passes
 TORCH_TRACE=folder        puts the same graphs into torch's structured trace, as artifacts (read it with tlparse)
@@ -16,7 +16,6 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.base.errors import VerifyError
 from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Split, TilePlan
-from memgraph.planner.decisions import Refusal
 from memgraph.verify.checks import structure
 from memgraph.verify.rewrite import verify_graph, verify_partition
 from memgraph.verify.tiles import verify_tiles
@@ -46,7 +45,7 @@ def rewrite(graphs: Graphs, passes: Sequence[Pass], plan: Any, check: Check | No
 
 
 def show(graphs: Captured | Joint | Split, when: str) -> None:
-    """Print graphs into the log, and into torch's structured trace, where somebody reads them."""
+    """Write graphs into the log and into torch's structured trace, where these are switched on."""
     for name, gm in graphs.by_name().items():
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("%s, %s:\n%s", name, when, printed(gm))
