@@ -1,10 +1,10 @@
-"""Outputs that a function returns beside its loss and that only the loss needs: dropped where the user says so.
+"""Drop the logits that a function returns beside its loss, where the user asks for it and only the loss needs them.
 
     before:  hidden -> head -> logits -> loss               returns loss, logits
     after:   hidden -> head -> logits -> loss; poison()     returns loss, a tensor of the logits' shape in the memory of
                                                             one number, not-a-number wherever it is read
 
-Done to Dynamo's graph, before autograd sees it: what is not returned needs no gradient of its own either.
+The pass rewrites Dynamo's graph before autograd sees it: a value that is not returned needs no gradient of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _floating(node: fx.Node) -> bool:
 
 
 def _leads(node: fx.Node, losses: set[fx.Node], weights: set[fx.Node]) -> bool:
-    """Whether a loss is computed from a value, and no parameter on the way."""
+    """Whether a loss is computed from a value without reading a parameter on the way."""
     below, pending = set(), list(node.users)
     while pending:
         user = pending.pop()

@@ -1,4 +1,4 @@
-"""Let saved values leave the device in the forward and bring them back in the backward.
+"""Copy saved values to another tier in the forward, and back to the device in the backward.
 
     before:  forward   x = f(a); y = g(x); z = h(y)                     -> z, x
              backward  x, dz: dy = h'(dz); dx = g'(dy, x)
@@ -7,7 +7,7 @@
              backward  held, dz: t = reload_start(held); dy = h'(dz); x = reload_finish(t, held); dx = g'(dy, x)
 
 `held` owns the copy and takes the value's place among the forward's outputs and the backward's inputs. x is an argument
-of offload_finish, so that its bytes stay until the copy is done. Where each of the four stands is the plan's choice.
+of offload_finish, so that its bytes stay until the copy is done. The plan chooses where each of the four calls stands.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _copy_out(graph: fx.Graph, transfers: Sequence[Transfer], settings: Mapping[
             continue
         with graph.inserting_before(node.next):  # each goes behind those put here before
             ended = finishing.pop(node.name, ())
-            for transfer in ended:  # what has left by now makes room before the next one starts
+            for transfer in ended:  # copies that end here make room before the next one starts
                 if transfer.name != node.name:
                     finish(transfer)
             if node.name in starting:

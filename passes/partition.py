@@ -5,8 +5,7 @@
     saved {x}: forward   y = f(x); z = g(y)                 -> z, x
                backward  x, dz: y = f(x); dy = g'(dz, y); dx = f'(dy, x)
 
-What the backward needs and did not get it computes again, from what it got. The order of that recomputation is the
-recompute pass's business.
+The backward computes again what it needs and does not get. The recompute pass puts that recomputation in order.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def partition(split: Split, plan: Plan) -> Rewritten[Split]:
         num_fwd_outputs=split.joint.num_fwd_outputs,
         static_inputs=[placeholders[i] for i in split.joint.static_inputs],
     )
-    # The extraction puts each operator of the forward that the backward could run and that FX takes for one with an
-    # effect into both: an assertion, and every random operator (under Inductor's fallback_random, attention without
-    # dropout too). Once a step is enough: what the plan does not run in the backward stays in the forward alone.
+    # The extraction duplicates each operator of the forward that the backward could run and that FX takes for one with
+    # an effect: assertions and random operators (under Inductor's fallback_random also attention without dropout). Once
+    # a step is enough: an operator that the plan does not run in the backward stays in the forward alone.
     steps = {step.name for step in plan.backward}
     backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()

@@ -1,4 +1,4 @@
-"""Let callers of a body read what they gave it, instead of getting it back.
+"""Let callers of a body read their own operands instead of getting them back from the body.
 
     before:  h, x_again, h_seen = body(x, W)        the body returns h, its own input x, and a view of h
              y = x_again + h_seen
@@ -6,9 +6,9 @@
     after:   h = body(x, W)
              y = x + view(h)
 
-Torch cuts a user's nested regions (`torch.compiler.nested_compile_region`) into such bodies: what a region's backward
-needs is returned by its forward, inputs and views included. Inductor (2.13) does not know that two values of a caller
-are one in memory, and writes over one of them while the other is still to be read: gradients come out wrong.
+Torch cuts a user's nested regions (`torch.compiler.nested_compile_region`) into such bodies: the forward of a region
+returns everything that its backward needs, inputs and views included. Inductor (2.13) does not know that two values
+of a caller share memory, and overwrites one of them while the other is still to be read: gradients come out wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memgraph.passes.insert import provenance
 
 
 def read_operands(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
-    """Have bodies return none of their inputs and no value twice. That is right for every plan: none is read.
+    """Have bodies return none of their inputs and no value twice. The plan is not read: every plan needs that.
 
     Bodies that return too much are left as they are, and others take their place.  Raises GraphError where what a call
     returns is read in another way than part by part.
@@ -64,7 +64,7 @@ def _returned(body: fx.GraphModule) -> list[Any]:
 
 
 def _kept(returned: Sequence[Any]) -> list[Any]:
-    """What a body still has to return: everything else is an input, or a view of an input or of one of these."""
+    """The values that a body still has to return. The others are inputs, views of inputs, or views of these values."""
     groups: dict[fx.Node, int] = {}
     for value in returned:
         if isinstance(value, fx.Node):
@@ -83,7 +83,7 @@ def _kept(returned: Sequence[Any]) -> list[Any]:
 
 
 def _source(value: fx.Node) -> fx.Node:
-    """What a value is a view of, as far as its caller can make the view: of sizes that the caller has."""
+    """The value that a view is made of, through all views that the caller can make itself: it must know their sizes."""
     node = value
     while node.op == "call_function" and family(node.target) == "view":
         read, *sizes = node.all_input_nodes
@@ -96,7 +96,7 @@ def _source(value: fx.Node) -> fx.Node:
 def _replace(
     graph: fx.Graph, call: fx.Node, body: fx.GraphModule, returned: Sequence[Any], kept: Sequence[Any]
 ) -> None:
-    """Rewrite what reads a call to what the call returns from now on."""
+    """Rewrite the readers of a call for the shorter list of values that it returns from now on."""
     elements = list(call.users)
     if other := next((user.name for user in elements if user.target is not operator.getitem), ""):
         raise GraphError(f"{other} reads all that {call.name} returns at once, and one of that is an input of the call")

@@ -1,9 +1,9 @@
-"""Put the backward's operators into the plan's order, and run those again of which the plan wants copies.
+"""Put the backward's operators into the plan's order, with a node for each copy that the plan wants.
 
     before:  m = mask(); a = g2(m, dz); ... ; b = g1(m, dy)          m lives from the first use to the last
     after:   m = mask(); a = g2(m, dz); ... ; m_copy1 = mask(); b = g1(m_copy1, dy)
 
-A copy reads what the plan says that it reads: the edges of the new graph are the plan's, positions follow from them.
+The plan says which copy an operator reads: the edges of the new graph come from the plan, and the order follows them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Have the sums of a gradient written to memory one by one, so that what they add can be freed.
+"""Have the sums of a gradient written to memory one by one, so that the summands can be freed.
 
     before:  s1 = m0 + m1; s2 = s1 + m2; ...; dW = sn      one kernel of all additions: m0 to mn are live until it runs
     after:   s1* = m0 + m1; s2* = s1* + m2; ...            * written: m0, m1 and s1 are freed as soon as they are added
 
-The additions are those that the plan names (`Plan.settled`): the gradient of a value that is read often, as a weight
-of a cell that is unrolled over time. No operator is added, no order of additions changed. Inductor would fuse the
-additions again if it could; `KeepOrder` has each matrix product wait for the sums before it, which makes that
-impossible.
+The plan names the additions (`Plan.settled`): they sum the gradient of a value with many readers, such as a weight of
+a cell that is unrolled over time. No operator is added, and the order of additions stays. Inductor would fuse the
+additions again; `KeepOrder` makes each matrix product wait for the sums before it, so that they cannot be fused.
 """
 
 from __future__ import annotations

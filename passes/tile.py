@@ -8,11 +8,11 @@
                               dx_i, h_i, dg_i, du_i = body(x_i, dy_i, G, U, D)      runs the forward's part again
                               dx[a:b] = dx_i; dD += h_i.T @ dy_i; dG += ...; dU += ...
 
-A tile and its bodies are graphs called by `invoke_subgraph`: equal regions call one and the same, so each is compiled
-once. Sums over tokens are kept in float32 and added up in the order of the shards.
+A tile and its bodies are graphs that `invoke_subgraph` calls. Equal regions call the same tile, so it is compiled once.
+Sums over tokens are kept in float32 and added up in the order of the shards.
 
-Where the backward of a region depends on one scalar tangent alone (a loss), there is only one tile: it runs in the
-forward with the tangent taken for 1, and the backward multiplies what it made by the tangent.
+If the backward of a region depends on one scalar tangent alone (a loss), the region has one tile only: it runs in the
+forward with a tangent of 1, and the backward multiplies its gradients by the tangent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 def call_names(region: Region) -> tuple[str, str]:
-    """What the calls of a region's tiles are named, forward and backward."""
+    """The names of the calls of a region's tiles: in the forward, in the backward."""
     return f"tiled_{region.outputs[0]}_forward", f"tiled_{region.outputs[0]}_backward"
 
 
@@ -48,14 +48,14 @@ def sides(region: Region) -> list[tuple[str, ...]]:
 
 
 def unit_name(region: Region) -> str:
-    """What the 1 is named that stands for a region's tangent."""
+    """The name of the node that is 1 in place of a region's tangent."""
     return f"tiled_{region.outputs[0]}_one"
 
 
 def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
     """Replace the plan's regions by calls of tiles.
 
-    Raises Mixed where an operator of a region does not do for a shard what the region's token flow says.
+    Raises Mixed where the result of an operator for one shard is not what the region's token flow says.
     """
     if not plan.tiles:
         return Rewritten(joint, modified=False)
@@ -79,7 +79,7 @@ def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
 def _call_region(
     joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: Region, shards: int, made: dict[str, str]
 ) -> dict[str, fx.Node]:
-    """Put the calls of a region's tiles into the graph; returns what takes the place of each of its outputs."""
+    """Insert the calls of a region's tiles; returns, by output of the region, the node that replaces it."""
     values: dict[str, fx.Node] = {}
     given = _with_unit_tangent(joint.graph, nodes, region) if region.tangent else {}
     for outputs in sides(region):
@@ -109,7 +109,7 @@ def _replace(old: fx.Node, new: fx.Node, region: Region) -> None:
 
 
 def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Region) -> dict[str, fx.Node]:
-    """What the region's inputs that depend on the tangent would be if that were 1."""
+    """The region's inputs that depend on the tangent, computed from a tangent of 1."""
     tangent = nodes[region.tangent]
     value = tangent.meta["val"]
     with graph.inserting_before(nodes[region.chain[0]] if region.chain else nodes[region.backward[0]]):
@@ -134,7 +134,7 @@ def _call_tile(
     made: dict[str, str],
     given: Mapping[str, fx.Node],
 ) -> dict[str, fx.Node]:
-    """Put a call of the tile that computes some outputs before the first of them; returns what it gives, by name."""
+    """Insert a call of the tile that computes some outputs, before the first of them; returns its results by name."""
     names, inputs = needed(nodes, region, outputs)
     key = signature(nodes, region, names, inputs, outputs, shards)
     if key not in made:
@@ -161,14 +161,14 @@ def _call_tile(
 
 
 def _fresh(values: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Fake tensors that look the same, in storages of their own: equal tiles do not share what they return."""
+    """Fake tensors of the same shapes in storages of their own: two calls of one tile return different tensors."""
     values = list(values)
     with compat.propagating(compat.fake_mode_of(values)):
         return tuple(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
 
 
 def _sort(graph: fx.Graph) -> None:
-    """Each node after what it reads, otherwise in the order as it is."""
+    """Move each node behind the nodes that it reads; otherwise the order stays."""
     done: set[fx.Node] = set()
     last: fx.Node | None = None
     for node in list(graph.nodes):

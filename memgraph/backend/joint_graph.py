@@ -265,6 +265,3 @@ def plan_partition(
     split, plan = planning.realise(choice)
     planned = planning.planned(choice, plan, plain, wanted, tuple(tiling.refusals))
     return split.forward, split.backward, planned
-
-
-__all__ = ["Bound", "Planned", "plan_partition"]
