@@ -1,10 +1,10 @@
-"""Outputs that a function returns beside its loss and that only the loss needs: dropped where the user says so.
+"""Drop the logits that a function returns beside its loss, where the user asks for it and only the loss needs them.
 
     before:  hidden -> head -> logits -> loss               returns loss, logits
     after:   hidden -> head -> logits -> loss; poison()     returns loss, a tensor of the logits' shape in the memory of
                                                             one number, not-a-number wherever it is read
 
-Done to Dynamo's graph, before autograd sees it: what is not returned needs no gradient of its own either.
+The pass rewrites Dynamo's graph before autograd sees it: a value that is not returned needs no gradient of its own.
 """
 
 from __future__ import annotations
@@ -16,20 +16,36 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
+from memgraph.passes.graphs import Captured, LossPlan, Rewritten
 from memgraph.planner.decisions import Refusal
 
 
-def drop_logits(gm: fx.GraphModule, inputs: Any) -> tuple[fx.GraphModule, str, Refusal | None]:
-    """(the graph, what was dropped as a note for the report, what could not be); a copy where something is dropped."""
-    found = find_logits(gm, inputs)
+def drop_logits(captured: Captured, plan: LossPlan) -> Rewritten[Captured]:
+    """Drop the logits where the plan asks for it; refused where there are none, or their sizes are symbolic."""
+    if not plan.drop_logits:
+        return Rewritten(captured, modified=False)
+    found = find_logits(captured.module, captured.inputs)
     if found is None:
-        reason = "the function returns no value from which its loss alone is computed, without weights in between"
-        return gm, "", Refusal("tile: {'logits': 'drop'}", reason)
-    value = found.meta["example_value"]
-    if not all(isinstance(size, int) for size in value.shape):
-        return gm, "", Refusal("tile: {'logits': 'drop'}", f"the sizes of {found.name} are symbolic")
+        return _refused(
+            captured, "the function returns no value from which its loss alone is computed, without weights in between"
+        )
+    shape = found.meta["example_value"].shape
+    if not all(isinstance(size, int) for size in shape):
+        return _refused(captured, f"the sizes of {found.name} are symbolic")
+    note = f"the output {found.name} {list(shape)} was dropped: it reads as not-a-number"
+    after = Captured(_without(captured.module, found), captured.inputs)
+    return Rewritten(after, modified=True, notes=(note,))
+
+
+def _refused(captured: Captured, reason: str) -> Rewritten[Captured]:
+    return Rewritten(captured, modified=False, refusals=(Refusal("tile: {'logits': 'drop'}", reason),))
+
+
+def _without(gm: fx.GraphModule, output_value: fx.Node) -> fx.GraphModule:
+    """A copy of a graph that returns a poisoned tensor in place of one of its outputs."""
+    value = output_value.meta["example_value"]
     copy = compat.copy_graph(gm)
-    (logits,) = (node for node in copy.graph.nodes if node.name == found.name)
+    (logits,) = (node for node in copy.graph.nodes if node.name == output_value.name)
     output = copy.graph.output_node()
     with copy.graph.inserting_before(output):
         arguments = (list(value.shape), value.dtype, value.device)
@@ -38,7 +54,7 @@ def drop_logits(gm: fx.GraphModule, inputs: Any) -> tuple[fx.GraphModule, str, R
         poison.meta["example_value"] = torch.ops.memgraph.poison.default(*arguments)
     output.args = (fx.map_arg(output.args[0], lambda read: poison if read is logits else read),)
     copy.recompile()
-    return copy, f"the output {found.name} {list(value.shape)} was dropped: it reads as not-a-number", None
+    return copy
 
 
 def find_logits(gm: fx.GraphModule, inputs: Any) -> fx.Node | None:
@@ -58,7 +74,7 @@ def _floating(node: fx.Node) -> bool:
 
 
 def _leads(node: fx.Node, losses: set[fx.Node], weights: set[fx.Node]) -> bool:
-    """Whether a loss is computed from a value, and no parameter on the way."""
+    """Whether a loss is computed from a value without reading a parameter on the way."""
     below, pending = set(), list(node.users)
     while pending:
         user = pending.pop()

@@ -1,16 +1,17 @@
-"""Calls that rewrites put into graphs, and the metadata that they get."""
+"""The one way in which passes put calls into a graph: with the metadata that the results have on fake tensors."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from memgraph.base import compat
 
 
 def call(graph: fx.Graph, mode: Any, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
-    """A call where a graph inserts (at its end, unless told), with the metadata that it has on fake tensors."""
+    """A call where a graph inserts (by default at its end), with the metadata that it has on fake tensors of `mode`."""
     node = graph.create_node("call_function", target, args, kwargs, name=name)
     given = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
     with compat.propagating(mode):
@@ -18,6 +19,41 @@ def call(graph: fx.Graph, mode: Any, target: Any, *args: Any, name: str | None =
     return node
 
 
-def place_of(node: fx.Node) -> dict[str, Any]:
-    """Where a node is from: all of its metadata but what it holds and what was said about that one value."""
+def size(graph: fx.Graph, mode: Any, wanted: int | torch.SymInt) -> int | fx.Node:
+    """A size as an argument of a call: a number, or a node that computes it from the symbols among the graph's inputs.
+
+    Raises GraphError where the graph does not get a symbol of the size.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    tracer = _Calls(graph, mode)
+    known = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if (symbol := compat.symbol_of(node.meta.get("val"))) is not None:
+            known[symbol] = tracer.proxy(node)
+    made = compat.computed_size(wanted, known)
+    return made.node if isinstance(made, fx.Proxy) else int(made)
+
+
+def mode_of(graph: fx.Graph) -> Any:
+    """The fake mode that a graph's tensors were made in."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return compat.fake_mode_of([next(value for value in values if isinstance(value, torch.Tensor))])
+
+
+def provenance(node: fx.Node) -> dict[str, Any]:
+    """Where a node comes from: its metadata without what describes its own value."""
     return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
+
+
+class _Calls(fx.proxy.GraphAppendingTracer):
+    """Turns arithmetic on proxies into calls of a graph."""
+
+    def __init__(self, graph: fx.Graph, mode: Any) -> None:
+        super().__init__(graph)
+        self.mode = mode
+
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
+    ) -> fx.Node:
+        return call(self.graph, self.mode, target, *args, name=name, **kwargs)

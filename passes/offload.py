@@ -1,4 +1,4 @@
-"""Let saved values leave the device in the forward and bring them back in the backward.
+"""Copy saved values to another tier in the forward, and back to the device in the backward.
 
     before:  forward   x = f(a); y = g(x); z = h(y)                     -> z, x
              backward  x, dz: dy = h'(dz); dx = g'(dy, x)
@@ -7,47 +7,47 @@
              backward  held, dz: t = reload_start(held); dy = h'(dz); x = reload_finish(t, held); dx = g'(dy, x)
 
 `held` owns the copy and takes the value's place among the forward's outputs and the backward's inputs. x is an argument
-of offload_finish, so that its bytes stay until the copy is done. Where each of the four stands is the plan's choice.
+of offload_finish, so that its bytes stay until the copy is done. The plan chooses where each of the four calls stands.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
+from memgraph.passes.insert import call, mode_of, size
 from memgraph.planner.decisions import Plan, Transfer, node_name
 
+ops = torch.ops.memgraph
 
-def offload(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    plan: Plan,
-    *,
-    num_fwd_outputs: int,
-    settings: Mapping[str, str],
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return (forward, backward), rewritten in place.
 
-    settings: for each tier, what its copies are told, as JSON.  Raises KeyError where the plan names an operator that
-    is not there, ValueError where a transferred value is not among the saved outputs.
+def offload(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Insert the copies of the plan's transfers, out in the forward and back in the backward.
+
+    Raises KeyError where the plan names an operator that is not there, ValueError where a transferred value is not
+    among the saved outputs.
     """
-    _leave(forward, plan.transfers, num_fwd_outputs, settings)
-    _return(backward, plan.transfers)
+    if plan.stock or not plan.transfers:
+        return Rewritten(split, modified=False)
+    forward, backward = compat.copy_graph(split.forward), compat.copy_graph(split.backward)
+    held = _copy_out(forward.graph, plan.transfers, split.settings)
+    _hold(forward.graph, held, split.joint.num_fwd_outputs)
+    _copy_back(backward.graph, plan.transfers)
     for module in (forward, backward):
         module.graph.lint()
         module.recompile()
-    return forward, backward
+    return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)
 
 
-def _leave(
-    forward: fx.GraphModule, transfers: Sequence[Transfer], num_fwd_outputs: int, settings: Mapping[str, str]
-) -> None:
-    graph = forward.graph
+def _copy_out(graph: fx.Graph, transfers: Sequence[Transfer], settings: Mapping[str, str]) -> dict[fx.Node, fx.Node]:
+    """Insert starts and ends of the copies out; returns, by value, what holds its copy."""
+    mode = mode_of(graph)
     starting = {transfer.name: transfer for transfer in transfers}
     finishing: dict[str, list[Transfer]] = {}
     for transfer in transfers:
@@ -59,24 +59,29 @@ def _leave(
     def finish(transfer: Transfer) -> None:
         x = nodes[transfer.name]
         arguments = (tickets[transfer.name], x, transfer.tier)
-        held[x] = _call(graph, torch.ops.memgraph.offload_finish, arguments, f"{transfer.name}_held")
+        held[x] = call(graph, mode, ops.offload_finish.default, *arguments, name=f"{transfer.name}_held")
 
     for node in list(graph.nodes):
         if node.name not in starting and node.name not in finishing:
             continue
         with graph.inserting_before(node.next):  # each goes behind those put here before
             ended = finishing.pop(node.name, ())
-            for transfer in ended:  # what has left by now makes room before the next one starts
+            for transfer in ended:  # copies that end here make room before the next one starts
                 if transfer.name != node.name:
                     finish(transfer)
             if node.name in starting:
                 transfer = starting.pop(node.name)
                 arguments = (node, transfer.name, transfer.tier, settings[transfer.tier])
-                tickets[node.name] = _call(graph, torch.ops.memgraph.offload_start, arguments)
+                tickets[node.name] = call(graph, mode, ops.offload_start.default, *arguments)
                 if transfer in ended:
                     finish(transfer)
     if starting or finishing:
         raise KeyError(f"the forward does not hold {', '.join(sorted({*starting, *finishing}))}")
+    return held
+
+
+def _hold(graph: fx.Graph, held: Mapping[fx.Node, fx.Node], num_fwd_outputs: int) -> None:
+    """Have the forward return what holds a copy in the place of each value that has left."""
     (output,) = graph.find_nodes(op="output")
     outputs = list(output.args[0])
     saved = [held.get(value, value) for value in outputs[num_fwd_outputs:]]
@@ -85,8 +90,9 @@ def _leave(
     output.args = ([*outputs[:num_fwd_outputs], *saved],)
 
 
-def _return(backward: fx.GraphModule, transfers: Sequence[Transfer]) -> None:
-    graph = backward.graph
+def _copy_back(graph: fx.Graph, transfers: Sequence[Transfer]) -> None:
+    """Insert starts and ends of the copies back, and have the backward take what holds the copies."""
+    mode = mode_of(graph)
     nodes = {node.name: node for node in graph.nodes}
     place = {node: n for n, node in enumerate(graph.nodes)}
     for transfer in sorted(transfers, key=lambda t: place[nodes[node_name(*t.use)]]):
@@ -95,23 +101,14 @@ def _return(backward: fx.GraphModule, transfers: Sequence[Transfer]) -> None:
         load, use = nodes[node_name(*transfer.load)], nodes[node_name(*transfer.use)]
         with graph.inserting_after(x):
             held = graph.placeholder(f"{transfer.name}_held")
-        with compat.propagating(compat.fake_mode_of([value])):
+        with compat.propagating(mode):
             held.meta["val"] = torch.empty(1, dtype=torch.int64)
         with graph.inserting_before(load):
-            sizes = [[compat.size_node(size, graph) for size in sizes] for sizes in (value.shape, value.stride())]
-            like = (*sizes, value.dtype, value.device, transfer.tier)
-            ticket = _call(graph, torch.ops.memgraph.reload_start, (held, *like))
+            shape, stride = ([size(graph, mode, n) for n in sizes] for sizes in (value.shape, value.stride()))
+            layout = (shape, stride, value.dtype, value.device, transfer.tier)
+            ticket = call(graph, mode, ops.reload_start.default, held, *layout)
         with graph.inserting_before(use):
-            arguments = (ticket, held, *like)
-            y = _call(graph, torch.ops.memgraph.reload_finish, arguments, f"{transfer.name}_reloaded")
+            name = f"{transfer.name}_reloaded"
+            y = call(graph, mode, ops.reload_finish.default, ticket, held, *layout, name=name)
         x.replace_all_uses_with(y)
         graph.erase_node(x)
-
-
-def _call(graph: fx.Graph, packet: Any, arguments: tuple, name: str | None = None) -> fx.Node:
-    """A call where the graph inserts, with its metadata."""
-    node = graph.create_node("call_function", packet.default, arguments, name=name)
-    mode = compat.fake_mode_of([read.meta["val"] for read in node.all_input_nodes])
-    with compat.propagating(mode):
-        node.meta["val"] = packet(*fx.map_arg(node.args, lambda read: read.meta["val"]))
-    return node

@@ -5,27 +5,29 @@
     saved {x}: forward   y = f(x); z = g(y)                 -> z, x
                backward  x, dz: y = f(x); dy = g'(dz, y); dx = f'(dy, x)
 
-What the backward needs and did not get it computes again, from what it got. The order of that recomputation is the
-recompute pass's business.
+The backward computes again what it needs and does not get. The recompute pass puts that recomputation in order.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
-from torch import fx
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan
 
 
-def partition(
-    joint: fx.GraphModule, plan: Plan, *, num_fwd_outputs: int, static_lifetime_input_indices: list[int] | None
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return (forward, backward).
+def partition(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Cut the joint graph anew, unless Inductor's own partition stands.
 
     The forward returns its `num_fwd_outputs` outputs, then the saved tensors, then the saved symbols; the backward
     takes symbols, tensors and tangents in that order.  Raises KeyError where the plan names a value that is not there.
     """
+    if plan.stock:
+        return Rewritten(split, modified=False)
+    joint = split.joint.module
     nodes = {node.name: node for node in joint.graph.nodes}
     saved = [nodes[name] for name in plan.saved]
     tensors = [node for node in saved if isinstance(node.meta.get("val"), torch.Tensor)]
@@ -34,13 +36,13 @@ def partition(
         joint,
         [node for node in tensors if node.op != "get_attr"],
         [node for node in saved if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)],
-        num_fwd_outputs=num_fwd_outputs,
-        static_inputs=[placeholders[i] for i in static_lifetime_input_indices or ()],
+        num_fwd_outputs=split.joint.num_fwd_outputs,
+        static_inputs=[placeholders[i] for i in split.joint.static_inputs],
     )
-    # The extraction puts each operator of the forward that the backward could run and that FX takes for one with an
-    # effect into both: an assertion, and every random operator (under Inductor's fallback_random, attention without
-    # dropout too). Once a step is enough: what the plan does not run in the backward stays in the forward alone.
+    # The extraction duplicates each operator of the forward that the backward could run and that FX takes for one with
+    # an effect: assertions and random operators (under Inductor's fallback_random also attention without dropout). Once
+    # a step is enough: an operator that the plan does not run in the backward stays in the forward alone.
     steps = {step.name for step in plan.backward}
     backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()
-    return forward, backward
+    return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)

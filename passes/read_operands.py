@@ -1,4 +1,4 @@
-"""Let callers of a body read what they gave it, instead of getting it back.
+"""Let callers of a body read their own operands instead of getting them back from the body.
 
     before:  h, x_again, h_seen = body(x, W)        the body returns h, its own input x, and a view of h
              y = x_again + h_seen
@@ -6,13 +6,14 @@
     after:   h = body(x, W)
              y = x + view(h)
 
-Torch cuts a user's nested regions (`torch.compiler.nested_compile_region`) into such bodies: what a region's backward
-needs is returned by its forward, inputs and views included. Inductor (2.13) does not know that two values of a caller
-are one in memory, and writes over one of them while the other is still to be read: gradients come out wrong.
+Torch cuts a user's nested regions (`torch.compiler.nested_compile_region`) into such bodies: the forward of a region
+returns everything that its backward needs, inputs and views included. Inductor (2.13) does not know that two values
+of a caller share memory, and overwrites one of them while the other is still to be read: gradients come out wrong.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -22,33 +23,48 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
 from memgraph.facts.operators import family
-from memgraph.passes.insert import place_of
+from memgraph.passes.graphs import Joint, Rewritten, TilePlan
+from memgraph.passes.insert import provenance
 
 
-def read_operands(joint: fx.GraphModule) -> fx.GraphModule:
-    """Return the joint graph, rewritten in place, with bodies that return no input and nothing twice.
+def read_operands(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
+    """Have bodies return none of their inputs and no value twice. The plan is not read: every plan needs that.
 
     Bodies that return too much are left as they are, and others take their place.  Raises GraphError where what a call
     returns is read in another way than part by part.
     """
+    labels = _bodies_to_change(joint.module)
+    if not labels:
+        return Rewritten(joint, modified=False)
+    gm = compat.copy_graph(joint.module)
     calls: dict[str, list[fx.Node]] = {}
-    for node in joint.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
+    for node in gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
         calls.setdefault(node.args[0].target, []).append(node)
-    for label, of_body in calls.items():
-        body = joint.get_submodule(label)
-        returned = list(body.graph.output_node().args[0])
+    for label in labels:
+        body = gm.get_submodule(label)
+        returned = _returned(body)
         kept = _kept(returned)
-        if kept != returned:
-            for call in of_body:
-                _replace(joint.graph, call, body, returned, kept)
-            setattr(joint, label, _returning(body, kept))
-    joint.graph.lint()
-    joint.recompile()
-    return joint
+        for call in calls[label]:
+            _replace(gm.graph, call, body, returned, kept)
+        setattr(gm, label, _returning(body, kept))
+    gm.graph.lint()
+    gm.recompile()
+    return Rewritten(dataclasses.replace(joint, module=gm), modified=True)
+
+
+def _bodies_to_change(gm: fx.GraphModule) -> list[str]:
+    """The names of the bodies that return an input, or a value and its view, in the order of their first calls."""
+    called = gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph())
+    outputs = {label: _returned(gm.get_submodule(label)) for label in dict.fromkeys(n.args[0].target for n in called)}
+    return [label for label, returned in outputs.items() if _kept(returned) != returned]
+
+
+def _returned(body: fx.GraphModule) -> list[Any]:
+    return list(body.graph.output_node().args[0])
 
 
 def _kept(returned: Sequence[Any]) -> list[Any]:
-    """What a body still has to return: everything else is an input, or a view of an input or of one of these."""
+    """The values that a body still has to return. The others are inputs, views of inputs, or views of these values."""
     groups: dict[fx.Node, int] = {}
     for value in returned:
         if isinstance(value, fx.Node):
@@ -67,7 +83,7 @@ def _kept(returned: Sequence[Any]) -> list[Any]:
 
 
 def _source(value: fx.Node) -> fx.Node:
-    """What a value is a view of, as far as its caller can make the view: of sizes that the caller has."""
+    """The value that a view is made of, through all views that the caller can make itself: it must know their sizes."""
     node = value
     while node.op == "call_function" and family(node.target) == "view":
         read, *sizes = node.all_input_nodes
@@ -80,7 +96,7 @@ def _source(value: fx.Node) -> fx.Node:
 def _replace(
     graph: fx.Graph, call: fx.Node, body: fx.GraphModule, returned: Sequence[Any], kept: Sequence[Any]
 ) -> None:
-    """Rewrite what reads a call to what the call returns from now on."""
+    """Rewrite the readers of a call for the shorter list of values that it returns from now on."""
     elements = list(call.users)
     if other := next((user.name for user in elements if user.target is not operator.getitem), ""):
         raise GraphError(f"{other} reads all that {call.name} returns at once, and one of that is an input of the call")
@@ -91,7 +107,7 @@ def _replace(
         for n, value in enumerate(kept):
             if isinstance(value, fx.Node):
                 found[value] = graph.call_function(operator.getitem, (call, n))
-                found[value].meta = place_of(call) | {"val": value.meta["val"]}
+                found[value].meta = provenance(call) | {"val": value.meta["val"]}
         read = [returned[element.args[1]] for element in elements]
         made = [_again(graph, value, found) if isinstance(value, fx.Node) else None for value in read]
     for element, instead in zip(elements, made, strict=True):

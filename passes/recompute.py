@@ -1,21 +1,39 @@
-"""Put the backward's operators into the plan's order, and run those again of which the plan wants copies.
+"""Put the backward's operators into the plan's order, with a node for each copy that the plan wants.
 
     before:  m = mask(); a = g2(m, dz); ... ; b = g1(m, dy)          m lives from the first use to the last
     after:   m = mask(); a = g2(m, dz); ... ; m_copy1 = mask(); b = g1(m_copy1, dy)
 
-A copy reads what the plan says that it reads: the edges of the new graph are the plan's, positions follow from them.
+The plan says which copy an operator reads: the edges of the new graph come from the plan, and the order follows them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan, node_name
 
 
-def recompute(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
-    """Return the backward in the plan's order.  Raises ValueError where graph and plan hold different operators."""
+def recompute(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Order the backward as the plan does.  Raises ValueError where graph and plan hold different operators."""
+    if plan.stock:
+        return Rewritten(split, modified=False)
+    backward = _ordered(split.backward, plan)
+    if _order(backward) == _order(split.backward):
+        return Rewritten(split, modified=False)
+    return Rewritten(dataclasses.replace(split, backward=backward), modified=True)
+
+
+def _order(gm: fx.GraphModule) -> list[tuple[str, list[str]]]:
+    """The operators of a graph, each with what it reads: all that this pass may change."""
+    return [(node.name, [read.name for read in node.all_input_nodes]) for node in gm.graph.nodes]
+
+
+def _ordered(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
+    """A new backward with the plan's operators and copies, in the plan's order."""
     old = {node.name: node for node in backward.graph.nodes}
     graph = fx.Graph()
     new: dict[tuple[str, int], fx.Node] = {}

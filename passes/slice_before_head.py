@@ -1,10 +1,10 @@
-"""A loss that leaves out the last token of its logits: leave it out of what the head reads.
+"""Where a loss leaves the last token out of its logits, leave it out of the hidden states that the head reads.
 
-    before:  logits = linear(hidden, W).float(); logits[..., :-1, :]     the gradient of the logits is padded again
-    after:   logits = linear(hidden[..., :-1, :], W).float()             that of the hidden states is
+    before:  logits = linear(hidden, W).float(); logits[..., :-1, :]     the backward pads the gradient of the logits
+    after:   logits = linear(hidden[..., :-1, :], W).float()             the backward pads that of the hidden states
 
-Done to Dynamo's graph where a loss may be tiled: each row of the logits comes from its own row of the hidden states, so
-rows may be left out on either side of the head, and what reads the logits is then a token's own all the way.
+The pass rewrites Dynamo's graph if a loss may be tiled. Each row of the logits comes from its own row of the hidden
+states, so rows may be left out on either side of the head. Then each token's loss depends on its own rows alone.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.passes.graphs import Captured, LossPlan, Rewritten
 
 _HEADS = (torch.nn.functional.linear, torch._C._nn.linear)
-# Entry by entry, of one tensor: what a head and its loss have between them (an upcast, soft-capping).
+# Operators that a head and its loss have between them, entry by entry on one tensor: an upcast, soft-capping.
 _METHODS = frozenset(("float", "double", "bfloat16", "half", "to", "type", "contiguous", "tanh", "mul", "div"))
 _FUNCTIONS = frozenset((operator.mul, operator.truediv, torch.tanh, torch.mul, torch.div))
 
 
-def slice_before_head(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph, its rows cut before the heads; a copy where there is something to cut."""
-    found = [(node, chain) for node in gm.graph.nodes if (chain := _chain(node))]
+def slice_before_head(captured: Captured, plan: LossPlan) -> Rewritten[Captured]:
+    """Slice the hidden states instead of the logits, where the plan asks for it and there are such slices."""
+    found = []
+    if plan.slice_before_head:
+        found = [(node, chain) for node in captured.module.graph.nodes if (chain := _chain(node))]
     if not found:
-        return gm
-    copy = compat.copy_graph(gm)
+        return Rewritten(captured, modified=False)
+    copy = compat.copy_graph(captured.module)
     nodes = {node.name: node for node in copy.graph.nodes}
     for cut, chain in found:
         _move(copy.graph, nodes[cut.name], [nodes[step.name] for step in chain])
     copy.recompile()
-    return copy
+    return Rewritten(Captured(copy, captured.inputs), modified=True)
 
 
 def _chain(cut: fx.Node) -> list[fx.Node]:
-    """From the head to what is cut, where all that is between has no other reader; empty where that is not so."""
+    """The nodes from the head to the slice; empty unless the slice is the only reader of all of them."""
     if cut.op != "call_function" or cut.target is not operator.getitem or not _rows_only(cut):
         return []
     chain: list[fx.Node] = []
@@ -84,7 +87,7 @@ def _parts(item: slice) -> tuple[Any, Any, Any]:
 def _move(graph: fx.Graph, cut: fx.Node, chain: list[fx.Node]) -> None:
     head = chain[0]
     hidden = head.args[0]
-    # The same rows, by an index that does not depend on how many entries a row has.
+    # The same rows; this index does not depend on the length of a row.
     rank = head.meta["example_value"].dim()
     index = _spelled(cut.args[1], rank)
     with graph.inserting_before(head):

@@ -8,18 +8,18 @@
                               dx_i, h_i, dg_i, du_i = body(x_i, dy_i, G, U, D)      runs the forward's part again
                               dx[a:b] = dx_i; dD += h_i.T @ dy_i; dG += ...; dU += ...
 
-A tile and its bodies are graphs called by `invoke_subgraph`: equal regions call one and the same, so each is compiled
-once. Sums over tokens are kept in float32 and added up in the order of the shards.
+A tile and its bodies are graphs that `invoke_subgraph` calls. Equal regions call the same tile, so it is compiled once.
+Sums over tokens are kept in float32 and added up in the order of the shards.
 
-Where the backward of a region depends on one scalar tangent alone (a loss), there is only one tile: it runs in the
-forward with the tangent taken for 1, and the backward multiplies what it made by the tangent.
+If the backward of a region depends on one scalar tangent alone (a loss), the region has one tile only: it runs in the
+forward with a tangent of 1, and the backward multiplies its gradients by the tangent.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -27,14 +27,15 @@ from torch import fx
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, Region
-from memgraph.passes.insert import call, place_of
+from memgraph.passes.graphs import Joint, Rewritten, TilePlan
+from memgraph.passes.insert import call, mode_of, provenance
 from memgraph.passes.tiles.shards import build_tile, needed, signature
 
 aten = torch.ops.aten
 
 
 def call_names(region: Region) -> tuple[str, str]:
-    """What the calls of a region's tiles are named, forward and backward."""
+    """The names of the calls of a region's tiles: in the forward, in the backward."""
     return f"tiled_{region.outputs[0]}_forward", f"tiled_{region.outputs[0]}_backward"
 
 
@@ -47,43 +48,46 @@ def sides(region: Region) -> list[tuple[str, ...]]:
 
 
 def unit_name(region: Region) -> str:
-    """What the 1 is named that stands for a region's tangent."""
+    """The name of the node that is 1 in place of a region's tangent."""
     return f"tiled_{region.outputs[0]}_one"
 
 
-def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.GraphModule:
-    """Return the joint graph, rewritten in place.  tiles: regions and the number of shards of each.
+def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
+    """Replace the plan's regions by calls of tiles.
 
-    Raises Mixed where an operator of a region does not do for a shard what the region's token flow says.
+    Raises Mixed where the result of an operator for one shard is not what the region's token flow says.
     """
+    if not plan.tiles:
+        return Rewritten(joint, modified=False)
+    gm = compat.copy_graph(joint.module)
     made: dict[str, str] = {}
-    nodes = {node.name: node for node in joint.graph.nodes}
+    nodes = {node.name: node for node in gm.graph.nodes}
     # All calls before anything is replaced: one region may read what another makes.
-    found = [(region, _call_region(joint, nodes, region, shards, made)) for region, shards in tiles]
+    found = [(region, _call_region(gm, nodes, region, shards, made)) for region, shards in plan.tiles]
     for region, values in found:
         for name, value in values.items():
             _replace(nodes[name], value, region)
     for region, _ in found:
         for name in reversed((*region.forward, *region.backward)):
-            _erase(joint.graph, nodes[name])
-    _sort(joint.graph)
-    joint.graph.lint()
-    joint.recompile()
-    return joint
+            _erase(gm.graph, nodes[name])
+    _sort(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return Rewritten(dataclasses.replace(joint, module=gm), modified=True)
 
 
 def _call_region(
     joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: Region, shards: int, made: dict[str, str]
 ) -> dict[str, fx.Node]:
-    """Put the calls of a region's tiles into the graph; returns what takes the place of each of its outputs."""
+    """Insert the calls of a region's tiles; returns, by output of the region, the node that replaces it."""
     values: dict[str, fx.Node] = {}
     given = _with_unit_tangent(joint.graph, nodes, region) if region.tangent else {}
     for outputs in sides(region):
         values |= _call_tile(joint, nodes, region, outputs, shards, made, given)
     for name in [name for name in region.outputs if region.tangent and name in set(region.backward)]:
         with joint.graph.inserting_before(nodes[name]):
-            scaled = _call(joint.graph, aten.mul.Tensor, values[name], nodes[region.tangent])
-        scaled.meta |= place_of(nodes[name])
+            scaled = call(joint.graph, mode_of(joint.graph), aten.mul.Tensor, values[name], nodes[region.tangent])
+        scaled.meta |= provenance(nodes[name])
         values[name] = scaled
     return values
 
@@ -105,11 +109,12 @@ def _replace(old: fx.Node, new: fx.Node, region: Region) -> None:
 
 
 def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Region) -> dict[str, fx.Node]:
-    """What the region's inputs that depend on the tangent would be if that were 1."""
+    """The region's inputs that depend on the tangent, computed from a tangent of 1."""
     tangent = nodes[region.tangent]
     value = tangent.meta["val"]
     with graph.inserting_before(nodes[region.chain[0]] if region.chain else nodes[region.backward[0]]):
-        one = _call(graph, aten.full.default, [], 1.0, dtype=value.dtype, device=value.device, name=unit_name(region))
+        options = {"dtype": value.dtype, "device": value.device}
+        one = call(graph, mode_of(graph), aten.full.default, [], 1.0, name=unit_name(region), **options)
         new = {tangent: one}
     for name in region.chain:
         node = nodes[name]
@@ -129,7 +134,7 @@ def _call_tile(
     made: dict[str, str],
     given: Mapping[str, fx.Node],
 ) -> dict[str, fx.Node]:
-    """Put a call of the tile that computes some outputs before the first of them; returns what it gives, by name."""
+    """Insert a call of the tile that computes some outputs, before the first of them; returns its results by name."""
     names, inputs = needed(nodes, region, outputs)
     key = signature(nodes, region, names, inputs, outputs, shards)
     if key not in made:
@@ -138,7 +143,7 @@ def _call_tile(
     graph, first = joint.graph, nodes[outputs[0]]
     values = _fresh(node.meta["val"] for node in joint.get_submodule(made[key]).graph.output_node().args[0])
     backward = not region.tangent and set(region.backward).intersection(names)
-    place = place_of(nodes[min(backward, key=names.index)] if backward else first)
+    place = provenance(nodes[min(backward, key=names.index)] if backward else first)
     with graph.inserting_before(first):
         body = graph.get_attr(made[key])
         tiled = graph.create_node(
@@ -156,20 +161,14 @@ def _call_tile(
 
 
 def _fresh(values: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Fake tensors that look the same, in storages of their own: equal tiles do not share what they return."""
+    """Fake tensors of the same shapes in storages of their own: two calls of one tile return different tensors."""
     values = list(values)
     with compat.propagating(compat.fake_mode_of(values)):
         return tuple(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
 
 
-def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call where the graph inserts, with its metadata."""
-    values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)][:1]
-    return call(graph, compat.fake_mode_of(values), target, *args, **kwargs)
-
-
 def _sort(graph: fx.Graph) -> None:
-    """Each node after what it reads, otherwise in the order as it is."""
+    """Move each node behind the nodes that it reads; otherwise the order stays."""
     done: set[fx.Node] = set()
     last: fx.Node | None = None
     for node in list(graph.nodes):

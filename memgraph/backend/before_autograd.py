@@ -1,26 +1,16 @@
-"""What tiles want of Dynamo's graph, before autograd sees it."""
+"""Dynamo's graph before autograd sees it: two rewrites that a tiled loss needs."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import fx
-
+from memgraph import passes
 from memgraph.backend.options import TileOptions
-from memgraph.passes.drop_logits import drop_logits
-from memgraph.passes.slice_before_head import slice_before_head
-from memgraph.planner.decisions import Refusal
+from memgraph.backend.rewriting import check_captured, rewrite
+from memgraph.passes.graphs import Captured, LossPlan, Rewritten
 
 
-def before_autograd(
-    gm: fx.GraphModule, inputs: Any, tile: TileOptions | None
-) -> tuple[fx.GraphModule, tuple[str, ...], tuple[Refusal, ...]]:
-    """What tiles want of Dynamo's graph: (the graph, notes for the report, refusals)."""
-    notes, refusals = [], []
-    if tile is not None and tile.logits == "drop":
-        gm, note, refused = drop_logits(gm, inputs)
-        notes += [note] if note else []
-        refusals += [refused] if refused else []
-    if tile is not None and tile.loss is not False:
-        gm = slice_before_head(gm)
-    return gm, tuple(notes), tuple(refusals)
+def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[Captured]:
+    """The graph with what the options for tiles ask of it, notes for the report, and what was refused."""
+    plan = LossPlan()
+    if tile is not None:
+        plan = LossPlan(drop_logits=tile.logits == "drop", slice_before_head=tile.loss is not False)
+    return rewrite(captured, passes.BEFORE_AUTOGRAD, plan, check_captured)

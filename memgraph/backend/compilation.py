@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from memgraph.backend.attempts import Attempts
+from memgraph.backend.budget import trains
 from memgraph.backend.inductor import Graph, Job, key_of, lower, read_step
 from memgraph.backend.options import Options
 from memgraph.backend.outcome import without_plan
@@ -59,7 +60,7 @@ class Compilation:
         Raises BudgetError, OffloadError, and what plain Inductor raises for the graph; with `strict` also whatever
         stands in the way of a plan, VerifyError for one.
         """
-        if not self._trains():
+        if not trains(self.job.gm, self.job.inputs):
             return lower(self.job, None, cache=self.options.cache)[0]
         # Before the attempts: where the user has warnings raised, that is no fault of a plan.
         warn_of_unmatched(self.job.gm, self.options.rules, self.job.name)
@@ -79,18 +80,10 @@ class Compilation:
 
     def _without_plan(self, problem: Exception, start: float) -> Any:
         """The graph as Inductor has it.  Raises what Inductor raises."""
-        job, reason = self.job, _reason(problem)
-        baseline = allocated_bytes(job.device)
-        compiled, graphs = lower(job, None, cache=self.options.cache)
-        budget = self.options.budget if isinstance(self.options.budget, int) else None
-        with kernel_scratch.looking_up(kernel_scratch.for_compilation(budget, baseline, self.options.cache)) as kernels:
-            timeline, report = self._timeline(graphs), None
-        if timeline is not None:
-            known = {"graph": job.name, "device": str(job.device), "refusals": (Refusal("plan", reason),)}
-            stages = (*job.progress.stages, ("all", time.perf_counter() - start))
-            report = without_plan(
-                self.options, timeline, baseline=baseline, key="", stages=stages, notes=kernels.notes, **known
-            )
+        reason = _reason(problem)
+        baseline = allocated_bytes(self.job.device)
+        compiled, graphs = lower(self.job, None, cache=self.options.cache)
+        report = self._report(graphs, reason, baseline, start)
         if report is not None:
             record(report)
         promises = self._promises(report)
@@ -104,6 +97,26 @@ class Compilation:
                 stacklevel=2,
             )
         return compiled
+
+    def _report(self, graphs: list[Graph], reason: str, baseline: int, start: float) -> Report | None:
+        """The report of the graph as Inductor has it; None where its peak is not known."""
+        job, options = self.job, self.options
+        budget = options.budget if isinstance(options.budget, int) else None
+        with kernel_scratch.looking_up(kernel_scratch.for_compilation(budget, baseline, options.cache)) as kernels:
+            timeline = self._timeline(graphs)
+        if timeline is None:
+            return None
+        return without_plan(
+            options,
+            timeline,
+            baseline=baseline,
+            key="",
+            graph=job.name,
+            device=str(job.device),
+            refusals=(Refusal("plan", reason),),
+            stages=(*job.progress.stages, ("all", time.perf_counter() - start)),
+            notes=kernels.notes,
+        )
 
     def _timeline(self, graphs: list[Graph]) -> Timeline | None:
         """What the graph allocates without a plan, or None where that is not known."""
@@ -132,11 +145,6 @@ class Compilation:
             found.append(f"the budget of {options.budget!r} ({peak}, baseline included)")
         found += [f"option {name!r}" for name in ("rules", "offload", "tile") if getattr(options, name)]
         return found
-
-    def _trains(self) -> bool:
-        tensors = [t for t in self.job.inputs if isinstance(t, torch.Tensor)]
-        tensors += [*self.job.gm.parameters(), *self.job.gm.buffers()]
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _reason(problem: Exception) -> str:

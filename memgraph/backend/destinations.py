@@ -1,4 +1,4 @@
-"""Which tiers values may be offloaded to: the options, the machine's room and its links, as the planner takes them."""
+"""The tiers that values may be offloaded to: made of the options, the machine's free room and its bandwidths."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from memgraph.runtime.gpudirect import ON_CPU
 from memgraph.runtime.slots import PAGE
 from memgraph.runtime.space import Space, describe
 
-# What `True` leaves of the free host memory: others need some too.
+# The share of the free host memory that the option `True` leaves free, for other processes.
 LEFT = 0.1
-# What others in this process left of a limit is rounded down to this share of it: their plans may differ by a little
-# from run to run, and the caches of this one should not answer anew for that.
+# What other graphs of this process leave of a limit is rounded down to this share of the limit: their plans may differ
+# a little from run to run, and that should not change the cache key of this graph.
 STEP = 1 / 64
 
 
 def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch.device | str | None = None) -> Tiers:
     """The tiers of one compilation, fastest first.
 
-    here: whether the step runs on this machine; else only given limits bound the tiers.  device: of the values, by
-    default one of the kind that `hardware` speaks of.
-    Raises OffloadError where the scratch folder cannot be used, or not in the way that was asked for.
+    here: whether the step runs on this machine; if not, only the limits of the options bound the tiers.  device: where
+    the values are; default: a device of the kind that `hardware` describes.
+    Raises OffloadError where the scratch folder cannot be used, or cannot be used as the options ask.
     """
     wanted = options.offload
     if wanted is None:
@@ -48,7 +48,7 @@ def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch
         if here:
             _check_folder(wanted.nvme.path)
         gpudirect, note = way(wanted, device, here)
-        notes = (note,) * bool(note)
+        notes = (note,) if note else ()
         found.append(_nvme(wanted, hardware, device, here, gpudirect))
     return Tiers(tuple(found), wanted.min_bytes, notes)
 
@@ -65,7 +65,7 @@ def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here
         capacity = _rounded(int(memory.free_memory() * (1 - LEFT)) // ranks + taken.spare)
         limit = capacity + taken.reserved
         why = f"memory that the machine has free{_shared(ranks)}{_besides(taken)}"
-    # The CPU's own memory is where the values are already: only a rule sends them there.
+    # Values of a CPU step are in host memory already: only a rule copies them there.
     only_rules = torch.device(hardware.device).type == "cpu"
     return Tier("host", hardware.link_out, hardware.link_in, capacity, only_rules, PAGE, limit=limit, why=why)
 
@@ -84,7 +84,7 @@ def _nvme(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here
 
 
 def _left(limit: int, taken: runtime.Taken) -> tuple[int, str]:
-    """What reservations in this process leave of a limit, and why, to read."""
+    """The bytes that reservations in this process leave of a limit, and the reason as text."""
     text = f"its limit is {format_size(limit)}"
     if not taken.reserved:
         return limit, text
@@ -93,7 +93,7 @@ def _left(limit: int, taken: runtime.Taken) -> tuple[int, str]:
 
 
 def _disk_room(folder: str, margin: float | None, taken: runtime.Taken) -> tuple[int, str]:
-    """What one process may take of the disk beside what is reserved, and why, to read."""
+    """The bytes of the disk that one process may use beside what it has reserved, and the reason as text."""
     try:
         space = Space.of(folder)
     except OSError as error:
@@ -113,9 +113,9 @@ def _besides(taken: runtime.Taken) -> str:
 
 
 def ranks_here() -> int:
-    """Ranks of this job that share this machine, its memory and its disk.
+    """How many ranks of this job share this machine, its memory and its disk.
 
-    As the launcher says (LOCAL_WORLD_SIZE). Where it says nothing: all ranks, but no more than the machine has GPUs.
+    The launcher says it (LOCAL_WORLD_SIZE). Default: all ranks, but at most as many as the machine has GPUs.
     """
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
     if said.isdecimal() and int(said):
@@ -128,9 +128,9 @@ def ranks_here() -> int:
 
 
 def way(wanted: OffloadOptions, device: torch.device | str, here: bool = True) -> tuple[bool, str]:
-    """Whether values go to the scratch file by GPUDirect; and which way they go and why, to read (not on the CPU).
+    """Whether values go to the scratch file by GPUDirect; and a note with the reason (none on the CPU).
 
-    Raises OffloadError where GPUDirect was asked for and cannot be had.
+    Raises OffloadError where the options demand GPUDirect and it cannot be used.
     """
     folder, figures = wanted.nvme.path, disk.load(wanted.nvme.path)
     against = _against_gpudirect(wanted, figures, device, here)
@@ -145,7 +145,7 @@ def way(wanted: OffloadOptions, device: torch.device | str, here: bool = True) -
 
 
 def _against_gpudirect(wanted: OffloadOptions, figures: disk.Disk, device: torch.device | str, here: bool) -> str:
-    """Why values do not go by GPUDirect; empty where they do."""
+    """The reason against GPUDirect; empty where it is used."""
     if not wanted.nvme.gpudirect:
         return "switched off by the options"
     if wanted.verify:
@@ -158,7 +158,7 @@ def _against_gpudirect(wanted: OffloadOptions, figures: disk.Disk, device: torch
 
 
 def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
-    """What the copies of each tier are told, as JSON (memgraph.runtime.Settings).  graph: tells graphs apart."""
+    """By tier, the settings of copies to it, as JSON (`memgraph.runtime.Settings`).  graph: a name of the graph."""
     if options.offload is None:
         return {}
     common = {"verify": options.offload.verify}
@@ -175,8 +175,8 @@ def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
     return text
 
 
-def room(plans: Iterable[Plan], found: Tiers) -> dict[str, int]:
-    """Bytes of each tier that one step of these plans takes, by the tier's name; only tiers that are used."""
+def tier_bytes(plans: Iterable[Plan], found: Tiers) -> dict[str, int]:
+    """Bytes that one step of these plans keeps on each tier, by the tier's name; only tiers with transfers."""
     needed: dict[str, int] = {}
     for plan in plans:
         for transfer in plan.transfers:
@@ -188,8 +188,9 @@ def room(plans: Iterable[Plan], found: Tiers) -> dict[str, int]:
 def reserve(
     needed: Mapping[str, int], options: Options, found: Tiers, device: torch.device | str, owner: str
 ) -> list[runtime.Reservation]:
-    """Take the room that `room` says, on `device`, until what is returned is dropped.  owner: for others' messages.
+    """Reserve room on tiers for one device, until the reservations are dropped.
 
+    needed: as `tier_bytes` gives it.  owner: whom the messages of other reservations name.
     Raises OffloadError where a tier has less room than it said; nothing stays reserved then.
     """
     told = settings(options, found)
@@ -206,7 +207,7 @@ def reserve(
 
 
 def _check_folder(folder: str) -> None:
-    """Raise OffloadError where no scratch file can be made in `folder`, though no value may ever go there."""
+    """Raise OffloadError unless a scratch file can be made in `folder`, even if no value will ever go there."""
     try:
         mode = os.stat(folder).st_mode
         if not stat.S_ISDIR(mode):
@@ -222,6 +223,6 @@ def _unusable(folder: str, error: OSError) -> OffloadError:
 
 
 def _rounded(room: int) -> int:
-    """Rounded down to an eighth of its size, so that caches do not answer anew whenever a neighbour breathes."""
+    """Rounded down to an eighth of its size, so that the cache keys stay when another process allocates a little."""
     step = 1 << max(0, room.bit_length() - 4)
     return room // step * step

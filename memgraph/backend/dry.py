@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from memgraph.backend.attempts import AUTO_MARGIN
 from memgraph.backend.before_autograd import before_autograd
+from memgraph.backend.budget import bound_of, budget_of, nested_note, trains
 from memgraph.backend.destinations import tiers
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.joint_graph import Bound, Planned
+from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options, parse_options
 from memgraph.backend.outcome import budget_error, build_report
 from memgraph.backend.progress import Progress
@@ -34,6 +34,8 @@ from memgraph.base import compat
 from memgraph.base.errors import GraphError, MemgraphError, OptionsError
 from memgraph.facts import kernel_scratch
 from memgraph.machine.hardware import Hardware, load, named
+from memgraph.passes.graphs import Captured
+from memgraph.planner.decisions import Refusal
 from memgraph.reporting.report import Report
 
 
@@ -103,88 +105,102 @@ class _Capture:
         if device is None and hardware is not None:
             device = hardware.device
         self.device = None if device is None else _known(device)
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
+        self.progress = Progress(options.progress)
         self.notes: list[str] = []
+        self.refusals: tuple[Refusal, ...] = ()
         self.report: Report | None = None
         self.planned: Planned | None = None
 
     def run(self, gm: Any, inputs: Sequence[Any]) -> None:
         """Plan the graph; always raises."""
         start = time.perf_counter()
-        tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
-        tensors += [*gm.parameters(), *gm.buffers()]
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        if not trains(gm, inputs):
             raise MemgraphError(
                 "there is nothing to plan: the first graph of this function has no input or parameter that "
                 "requires a gradient"
             )
-        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-        warn_of_unmatched(gm, self.options.rules, name)
-        gm, notes, refusals = before_autograd(gm, inputs, self.options.tile)
-        self.notes += notes
+        tensors = [*(item for item in inputs if isinstance(item, torch.Tensor)), *gm.parameters(), *gm.buffers()]
+        gm = self._ready_for_tiles(gm, inputs)
+        target = self._target({tensor.device.type for tensor in tensors})
+        hardware = self.hardware or load(target)
+        baseline = _bytes([*tensors, *_tensors_of(self.fn)])
+        inputs = self._moved(gm, inputs, target)
+        found = tiers(self.options, hardware, here=False)
+        self.notes += found.notes
+        bound = bound_of(self.options, budget_of(hardware, self.options), baseline)
+        partitioner = Partitioner(self.options, hardware, bound, self.progress, self.name, found)
+        kernels = self._partition(gm, inputs, partitioner)
+        self.planned = partitioner.planned[-1]
+        self.report = build_report(
+            self.planned,
+            self.options,
+            None,
+            key=f"dry-{partitioner.uuid()[:16]}",
+            graph=self.name,
+            device=str(target),
+            baseline=baseline,
+            budget=None if bound.bytes is None else baseline + bound.bytes,
+            stages=(*self.progress.stages, ("all", time.perf_counter() - start)),
+            notes=(
+                f"planned with the figures of {hardware.name}; nothing was compiled or run",
+                *self.notes,
+                *nested_note(len(partitioner.planned)),
+                *kernels.notes,
+            ),
+            attempts=1,
+            calibrated=hardware.measured,
+            refusals=self.refusals,
+        )
+        raise compat.through_dynamo(_Captured())
+
+    def _ready_for_tiles(self, gm: Any, inputs: Sequence[Any]) -> Any:
+        """The graph as the options for tiles want it; says what is known of it before it is planned."""
+        warn_of_unmatched(gm, self.options.rules, self.name)
+        rewritten = before_autograd(Captured(gm, inputs), self.options.tile)
+        gm, self.refusals = rewritten.graphs.module, rewritten.refusals
+        self.notes += rewritten.notes
         if reason := compat.graph_break_reason(gm):
             where = reason.splitlines()[0]
             self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")
-        target = self._target({t.device.type for t in tensors})
+        return gm
+
+    def _partition(self, gm: Any, inputs: Sequence[Any], partitioner: Partitioner) -> Any:
+        """Trace, differentiate and plan the graph; returns the kernels that were looked up.
+
+        Raises MemgraphError where there is no backward.
+        """
+        settings = compat.mode_options(self.options.mode) if self.options.mode else {}
+        settings = {
+            **settings,
+            **self.options.inductor,
+            "custom_partitioner_fn": partitioner,
+            "force_disable_caches": True,
+        }
+        kernels = kernel_scratch.for_dry_run(self.options.cache)
+        with contextlib.suppress(_Captured), kernel_scratch.looking_up(kernels):
+            compat.compile_graph(gm, inputs, _stop, settings, retain_graph=self.options.retain_graph)
+        if not partitioner.planned:
+            raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
+        return kernels
+
+    def _target(self, kinds: set[str]) -> torch.device:
+        """Where the step is to run.  kinds: of the devices of the tensors.
+
+        Raises GraphError where torch cannot trace for that device.
+        """
+        target = self.device
+        if target is None and "meta" in kinds and "cuda" not in kinds:
+            target = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        elif target is None:
+            target = torch.device("cuda" if "cuda" in kinds else "cpu")
         if target.type == "cuda" and not compat.traces_cuda():
             raise GraphError(
                 "this build of torch cannot trace a backward for CUDA on a machine without a GPU (autograd asks "
                 "the device for a stream); torch's CPU build can: pip install torch --index-url "
                 "https://download.pytorch.org/whl/cpu"
             )
-        hardware = self.hardware or load(target)
-        baseline = _bytes([*tensors, *_tensors_of(self.fn)])
-        inputs = self._moved(gm, inputs, target)
-        found = tiers(self.options, hardware, here=False)
-        self.notes += found.notes
-        partitioner = Partitioner(
-            self.options,
-            hardware,
-            self._bound(hardware, baseline),
-            progress := Progress(self.options.progress),
-            name,
-            found,
-        )
-        patches = {"custom_partitioner_fn": partitioner, "force_disable_caches": True}
-        mode = compat.mode_options(self.options.mode) if self.options.mode else {}
-        kernels = kernel_scratch.for_dry_run(self.options.cache)
-        with contextlib.suppress(_Captured), kernel_scratch.looking_up(kernels):
-            patches = mode | self.options.inductor | patches
-            compat.compile_graph(gm, inputs, _stop, patches, retain_graph=self.options.retain_graph)
-        if not partitioner.planned:
-            raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
-        self.planned = planned = partitioner.planned[-1]
-        if len(partitioner.planned) > 1:
-            self.notes.append(
-                f"{len(partitioner.planned) - 1} nested regions were planned apart; this is the outer graph"
-            )
-        bound = partitioner.bound.bytes
-        self.report = build_report(
-            planned,
-            self.options,
-            None,
-            key=f"dry-{partitioner.uuid()[:16]}",
-            graph=name,
-            device=str(target),
-            baseline=baseline,
-            budget=None if bound is None else baseline + bound,
-            stages=(*progress.stages, ("all", time.perf_counter() - start)),
-            notes=(
-                f"planned with the figures of {hardware.name}; nothing was compiled or run",
-                *self.notes,
-                *kernels.notes,
-            ),
-            attempts=1,
-            calibrated=hardware.measured,
-            refusals=refusals,
-        )
-        raise compat.through_dynamo(_Captured())
-
-    def _target(self, kinds: set[str]) -> torch.device:
-        if self.device is not None:
-            return self.device
-        if "meta" in kinds and "cuda" not in kinds:
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device("cuda" if "cuda" in kinds else "cpu")
+        return target
 
     def _moved(self, gm: Any, inputs: Sequence[Any], target: torch.device) -> Sequence[Any]:
         """The graph's inputs on the target, where fake tensors can be made on it."""
@@ -201,14 +217,6 @@ class _Capture:
             return compat.rehome(gm, inputs, frozenset(origins), target)
         except TypeError as problem:
             raise MemgraphError(f"cannot be planned for {target}: {problem}") from problem
-
-    def _bound(self, hardware: Hardware, baseline: int) -> Bound:
-        budget, reserve = self.options.budget, self.options.held_back
-        if isinstance(budget, float):
-            return Bound(fraction=budget, reserve=reserve)
-        if budget == "auto":
-            budget = int(hardware.capacity * (1 - AUTO_MARGIN))
-        return Bound(None if budget is None else budget - baseline, None, reserve)
 
 
 # One backend object for all calls: Dynamo keeps every backend that it has ever seen.

@@ -1,7 +1,7 @@
-"""The partitioner that memgraph hands to Inductor: the place where one joint graph is planned.
+"""The partitioner that memgraph hands to Inductor: Inductor calls it with each joint graph.
 
-Inductor pickles it into its cache keys. All that counts there is `uuid`, so that is all that is pickled: the plan is a
-pure function of the graph (in the key anyway) and of what the uuid holds.
+Inductor pickles the partitioner into its cache keys. Only `uuid` is pickled: the plan is a pure function of the graph,
+which is in the key anyway, and of what the uuid covers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from memgraph.backend.joint_graph import NO_TIERS, Bound, Planned, plan_partition
+from memgraph.backend.budget import Bound
+from memgraph.backend.joint_graph import NO_TIERS, Planned, plan_partition
 from memgraph.backend.options import Options
 from memgraph.backend.progress import Progress
 from memgraph.base import compat
@@ -29,7 +30,7 @@ def _world_size() -> int:
 
 
 class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
-    """Plans each joint graph that Inductor hands over; `planned` keeps what it did, the outermost graph last."""
+    """Plans each joint graph that Inductor hands over. `planned` lists what came of each, the outermost graph last."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         return forward, backward
 
     def uuid(self) -> str:
-        """All that the plan depends on besides the graph."""
+        """A hash of everything that decides about the plan besides the graph."""
         parts = (
             self.options.key(),
             self.hardware.to_json(),
@@ -69,4 +70,4 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         return (str, (self.uuid(),))
 
     def __deepcopy__(self, memo: dict) -> Partitioner:
-        return self  # Inductor deep-copies its configuration; a copy would lose what the original records
+        return self  # Inductor deep-copies its configuration; a copy would keep its own list `planned`

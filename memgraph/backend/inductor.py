@@ -1,4 +1,4 @@
-"""Inductor as memgraph calls it: a Dynamo graph in, a compiled callable out, and what was lowered on the way."""
+"""How memgraph calls Inductor: a Dynamo graph in, a compiled callable out, and the graphs that were lowered."""
 
 from __future__ import annotations
 
@@ -33,28 +33,34 @@ from memgraph.planner.decisions import Timeline
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One Dynamo graph to compile.  inputs: as Dynamo gives them.  device: whose memory is bounded.  name: to read."""
+    """One Dynamo graph to compile."""
 
     gm: fx.GraphModule
     inputs: Any
+    """The example inputs that Dynamo gives."""
     options: Options
     device: torch.device
+    """The device whose memory is bounded."""
     progress: Progress
     name: str
+    """The function's name and Dynamo's number, for messages and the report."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """One graph that Inductor was given.  outputs: their names.  source: its wrapper, None where none can be read."""
+    """One graph that Inductor lowered."""
 
     phase: str
+    """"forward" or "backward"."""
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
+    """The names of its outputs."""
     source: str | None
+    """Its wrapper; None where there is no Python wrapper."""
 
 
 def key_of(job: Job, *parts: str) -> str:
-    """A name for a graph and all by which it may be compiled to something else; parts: what the caller adds."""
+    """A hash of a graph and of everything that decides what it is compiled to.  parts: added by the caller."""
     digest = hashlib.sha256()
     for part in (
         compat.graph_text(job.gm, job.inputs),
@@ -69,9 +75,10 @@ def key_of(job: Job, *parts: str) -> str:
 
 
 def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[Any, list[Graph]]:
-    """Compile a graph by a partitioner's plan, or as Inductor has it: (the callable, the graphs that were lowered).
+    """Compile a graph, by a partitioner's plan or as plain Inductor does: (the callable, the graphs that were lowered).
 
-    The outermost graph of each phase is the last one. No graph is listed where a warm cache answered for all of it.
+    The outermost graph of each phase is the last one of that phase. Where a warm cache answers for the whole
+    compilation, no graph is listed.
     """
     options, graphs = job.options, []
     patches = dict(compat.mode_options(options.mode)) if options.mode else {}
@@ -86,7 +93,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
 
     def inner(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         phase = "backward" if kwargs.get("is_backward") else "forward"
-        given, returned, trivial = _seen(gm, strict=partitioner is not None)  # now: Inductor rewrites the graph
+        given, returned, trivial = _seen(gm, strict=partitioner is not None)  # before Inductor rewrites the graph
         if options.retain_graph:
             compat.donate_nothing()
         configured = contextlib.nullcontext()
@@ -105,10 +112,10 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
 
 
 def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[Input, ...], tuple[str, ...], str | None]:
-    """Inputs, names of outputs, and the wrapper of a graph without work, as Inductor gets it.
+    """Inputs, names of outputs, and the wrapper of a graph without work, of the graph that Inductor gets.
 
-    Not as it was split: AOTAutograd takes the tokens of effects out in between.  strict: raise where that cannot be
-    read; a graph without a plan runs all the same, and `read_step` refuses it.
+    The graphs of the split differ from it: AOTAutograd removes the tokens of effects in between.  strict: raise where
+    the graph cannot be read; without a plan it runs all the same, and `read_step` refuses it.
     """
     try:
         return inputs_of(gm), output_names(gm), without_work(gm)
@@ -119,8 +126,8 @@ def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[Input, ...], tuple
 
 
 def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
-    """Whether the plan orders a graph: a planned backward, a forward that values are copied out of, any with tiles."""
-    if partitioner is None or not partitioner.planned:  # nothing was differentiated
+    """Whether the plan orders a graph: a planned backward, a forward with copies to a tier, or a graph with tiles."""
+    if partitioner is None or not partitioner.planned:  # nothing is differentiated
         return False
     plan = partitioner.planned[-1].plan
     if plan.tiled:

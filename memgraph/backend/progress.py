@@ -1,7 +1,7 @@
 """What memgraph is doing while the user waits: one status line at a terminal, and the time of each stage.
 
-There is one line a process, on stderr, however many graphs are compiled on however many threads: it shows the
-stage that began last, with seconds that tick. It never writes to stdout, which may be a pipe.
+A process has one status line, on stderr, for all graphs and threads: it shows the stage that began last, with its
+seconds. Nothing is written to stdout, which may be a pipe.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REFRESHES = 8  # a second
 class Progress:
     """Names and times the stages of a compilation.
 
-    enabled: True shows them, at a terminal as a status line, elsewhere as a line of text where each begins
-    and ends. False shows nothing. "auto" shows them at a terminal only, and of several ranks on the first.
+    enabled: True shows the stages: at a terminal as a status line, elsewhere as one line of text at the begin and at
+    the end of each stage. False shows nothing. "auto" shows them at a terminal only, and only on the first rank.
     """
 
     def __init__(self, enabled: Literal["auto"] | bool = "auto") -> None:
@@ -35,13 +35,13 @@ class Progress:
 
     @property
     def stages(self) -> tuple[tuple[str, float], ...]:
-        """(name, seconds) of each stage that ended, in the order of their ends: nested ones come first."""
+        """(name, seconds) of each stage that has ended, in the order of their ends: nested ones come first."""
         with self._lock:
             return tuple(self._stages)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, graph: str = "") -> Iterator[None]:
-        """Show `name` and `graph` until the block ends, in whatever way; its time is recorded either way."""
+        """Show `name` and `graph` until the block ends, also by an exception; its time is recorded always."""
         running = _Running(f"{name} {graph}".rstrip())
         terminal = _is_terminal(sys.stderr)
         first = os.environ.get("RANK", "0") == "0"
@@ -94,7 +94,7 @@ class _Line:
 
     def hide(self, running: _Running) -> None:
         with self._lock:
-            if running in self._running:  # not where an interrupt came before `show` was done
+            if running in self._running:  # an interrupt may have come before `show` was done
                 self._running.remove(running)
             if self._running or self._live is None:
                 return
@@ -138,7 +138,7 @@ _line = _Line()
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # no stream at all, or one that is closed
+    except (AttributeError, ValueError):  # there is no stream, or it is closed
         return False
 
 

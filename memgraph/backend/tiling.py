@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
+from memgraph import passes
 from memgraph.backend.options import Options
+from memgraph.backend.rewriting import check_tiles, rewrite
 from memgraph.backend.rules import first_match
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
@@ -16,12 +18,12 @@ from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
 from memgraph.facts.tokens.find import Refused, Region, find_regions
 from memgraph.facts.tokens.states import Mixed
-from memgraph.passes.tile import call_names, tile
+from memgraph.passes.graphs import Joint, TilePlan
+from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import sizes
 from memgraph.planner.decisions import Decision, Refusal, Timeline
 from memgraph.planner.tiles import Group, Shards, most_shards
-from memgraph.verify.rewrite import snapshot
-from memgraph.verify.tiles import TileError, verify_tiles
+from memgraph.verify.tiles import TileError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +40,7 @@ class Request:
 class Tiling:
     """The regions of one joint graph that may run in shards."""
 
-    def __init__(
-        self, joint: fx.GraphModule, options: Options, device: str, static_inputs: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, joint: Joint, options: Options, device: str) -> None:
         self.joint, self.options = joint, options
         self.rules = tuple(rule for rule in options.rules if isinstance(rule.action, Tile))
         self.regions: tuple[Region, ...] = ()
@@ -48,12 +48,12 @@ class Tiling:
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
         if options.tile is not None or self.rules:
-            placeholders = joint.graph.find_nodes(op="placeholder")
-            self.regions, refused = find_regions(joint, {placeholders[i].name for i in static_inputs or ()})
+            placeholders = joint.module.graph.find_nodes(op="placeholder")
+            self.regions, refused = find_regions(joint.module, {placeholders[i].name for i in joint.static_inputs})
         self.groups = self._groups(device)  # of equal regions, with who asks for how many shards
         self._refuse(refused)
 
-    def apply(self, shards: Shards) -> tuple[fx.GraphModule, tuple[Decision, ...], Shards]:
+    def apply(self, shards: Shards) -> tuple[Joint, tuple[Decision, ...], Shards]:
         """The joint graph with so many shards of each group, the decisions that it realises, the shards that it has.
 
         The joint graph itself where nothing is tiled.  A region that cannot be tiled after all stays as it is and is
@@ -68,10 +68,9 @@ class Tiling:
             ]
             if not tiles:
                 return self.joint, (), shards
-            tiled = snapshot(self.joint)
+            plan = TilePlan(tuple((region, count) for region, count, _ in tiles))
             try:
-                made = tile(tiled, [(region, count) for region, count, _ in tiles])
-                verify_tiles(self.joint, made, [(region, count) for region, count, _ in tiles], self.tried)
+                made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried)).graphs
             except (Mixed, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
@@ -129,7 +128,7 @@ class Tiling:
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
             reason = "no stretch of this graph has wide values that are a token's own"
-            if any(isinstance(node.meta.get("val"), torch.SymInt) for node in self.joint.graph.nodes):
+            if any(isinstance(node.meta.get("val"), torch.SymInt) for node in self.joint.module.graph.nodes):
                 reason = (
                     "the number of tokens is symbolic, and shards are of a known size: torch.compile(dynamic=False)"
                 )
@@ -141,8 +140,8 @@ class Tiling:
 
     def _refuse_returned_logits(self) -> None:
         """Say which wide values of a loss the function returns: no number of shards makes those smaller."""
-        returned = set(self.joint.graph.output_node().all_input_nodes)
-        nodes = {node.name: node for node in self.joint.graph.nodes}
+        returned = set(self.joint.module.graph.output_node().all_input_nodes)
+        nodes = {node.name: node for node in self.joint.module.graph.nodes}
         for region in self.regions:
             for name in [n for n in region.outputs if region.kind == "loss" and n in set(region.forward)]:
                 size = logical_bytes(nodes[name].meta.get("val"))

@@ -1,8 +1,8 @@
-"""Bodies: a region of a joint graph as a graph of its own, over some of its tokens.
+"""Bodies: a region of a joint graph as a graph of its own, for one shard of the tokens.
 
-A body takes slices of the region's inputs and the rest of them whole, and returns what one shard gives to each output.
-Operators are those of the joint graph; only where one is told a size is that size changed. What the rules of
-`facts/tokens/rules/` said about a value is compared with the shape that comes out.
+A body takes slices of the region's sharded inputs and the other inputs whole. It returns the shard's part of each
+output. Its operators are those of the joint graph; only sizes among their arguments change. The shape of each result is
+compared with the state that the rules of `facts/tokens/rules/` derived.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass
 class Body:
-    """module: the graph, which returns a tuple.  values: by output, its place in that tuple.
-
-    products: by output that is a sum over tokens of a matrix product, its two factors, as nodes of the body.  exposed:
-    the nodes that the body returns, by place: from them, and from the inputs, the factors are views.
-    """
+    """The graph of one shard."""
 
     module: fx.GraphModule
+    """The graph; it returns a tuple."""
     placeholders: tuple[fx.Node, ...]
     exposed: tuple[fx.Node, ...]
+    """The nodes that the body returns, by place."""
     values: dict[str, int]
+    """By output of the region, its place in the body's tuple."""
     products: dict[str, tuple[fx.Node, fx.Node]]
+    """By output that is a matrix product summed over tokens, its two factors: views of exposed nodes or of inputs."""
 
 
 def shard_shape(shape: Sequence[int], state: State, rows: int) -> list[int]:
-    """The shape that a value has for a shard of so many tokens."""
+    """The shape of a value for a shard of `rows` tokens."""
     if not isinstance(state, Tokens):
         return list(shape)
     sizes = list(shape)
@@ -61,9 +61,9 @@ def build_body(
 ) -> Body:
     """The body for a shard of `rows` tokens.
 
-    names: the region's nodes that it runs, in order.  inputs: by name, what a shard gets, as fake tensors.
-    Products that sum over tokens are left to the caller; of means over tokens it gives the shard's share.
-    Raises Mixed where a value does not come out in the shape that the flow of tokens says.
+    names: the region's nodes that the body runs, in order.  inputs: by name, the shard's inputs as fake tensors.
+    The caller computes products that sum over tokens. For a mean over tokens the body returns the shard's share.
+    Raises Mixed where a value does not have the shape that the token flow says.
     """
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -81,7 +81,7 @@ def build_body(
                 made = _share(graph, mode, node, args, kwargs)
             else:
                 made = call(graph, mode, node.target, *args, name=name, **kwargs)
-        except Exception as error:  # whatever an operator raises on arguments that do not fit
+        except Exception as error:  # an operator may raise anything on arguments that do not fit
             raise Mixed(node, f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}") from error
         new[node] = made
         value = made.meta["val"]
@@ -103,14 +103,14 @@ def build_body(
                 raise Mixed(node, "is an input of its region")
             values[name] = exposed.setdefault(made, len(exposed))
     graph.output(tuple(exposed))
-    for node in reversed(graph.nodes):  # the products that are summed outside; their factors are views that stay known
+    for node in reversed(graph.nodes):  # the products that the caller computes; views stay, since factors are views
         if node.op == "call_function" and not node.users and family(node.target) != "view":
             graph.erase_node(node)
     return Body(fx.GraphModule({}, graph), placeholders, tuple(exposed), values, products)
 
 
 def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Node:
-    """What a shard adds to a mean over all tokens."""
+    """A shard's share of a mean over all tokens."""
     target = aten.sum.dim_IntList if len(args) > 1 else aten.sum.default
     total = call(graph, mode, target, *args, **kwargs | {"dtype": accumulator(node.meta["val"].dtype)})
     count = math.prod(shape_of(node.args[0])) // math.prod(shape_of(node))
@@ -118,14 +118,14 @@ def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwarg
 
 
 def view_base(node: fx.Node) -> fx.Node:
-    """What a value is a view of, through any number of views."""
+    """The value that a view is made of, through any number of views."""
     while node.op == "call_function" and family(node.target) == "view":
         node = node.all_input_nodes[0]
     return node
 
 
 def _resized(node: fx.Node, args: list[Any], state: State, rows: int) -> list[Any]:
-    """The arguments for one shard: an operator that is told its output's size is told another."""
+    """The arguments for one shard: sizes of the output are replaced by those of the shard."""
     name = short_name(node.target)
     if not isinstance(state, Tokens):
         return args
@@ -144,7 +144,7 @@ def _resized(node: fx.Node, args: list[Any], state: State, rows: int) -> list[An
 
 
 def sizes(tokens: int, shards: int) -> list[int]:
-    """How many tokens each shard has: all the same but for the last, none empty, at most `shards` of them."""
+    """How many tokens each shard has: all the same but for the last one, none empty, at most `shards` entries."""
     size = math.ceil(tokens / max(1, min(shards, tokens)))
     full, rest = divmod(tokens, size)
     return [size] * full + ([rest] if rest else [])

@@ -1,4 +1,4 @@
-"""Tiles: a region of a joint graph as a graph that calls its body shard by shard and puts the outputs together."""
+"""Tiles: a region of a joint graph as a graph that calls a body once a shard and puts the outputs together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def needed(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The members that some outputs are computed from, and the inputs that these read, both in order."""
+    """The nodes of a region that some outputs are computed from, and the inputs that they read, both in order."""
     inside, found, pending = region.nodes, set(), [nodes[name] for name in outputs]
     read: set[str] = set()
     while pending:
@@ -90,7 +90,7 @@ def build_tile(
 
 
 def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
-    """A value with its tokens along one dimension."""
+    """A sharded value with its tokens along one dimension."""
     if not isinstance(state, Tokens) or len(state.dims) == 1:
         return node
     if state.spread:
@@ -110,18 +110,18 @@ def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
 
 
 def _side_by_side(state: Tokens, rank: int) -> list[int]:
-    """An order of the dimensions in which those of the tokens follow one another, up to where the last of them is."""
+    """An order of the dimensions in which the token dimensions follow one another, ending where the last of them is."""
     last = state.dims[-1]
     return [*(dim for dim in range(last) if dim not in state.dims), *state.dims, *range(last + 1, rank)]
 
 
 def _dim(state: Tokens, shape: Sequence[int]) -> int:
-    """Where the one dimension of the tokens is in what `_flat` gives."""
+    """The token dimension of what `_flat` returns."""
     return state.dims[-1] - len(state.dims) + 1 if apart(state, shape) else state.dims[0]
 
 
 def _viewable(value: torch.Tensor, first: int, last: int) -> bool:
-    """Whether some dimensions can be seen as one."""
+    """Whether a view can merge some dimensions into one."""
     dims = [dim for dim in range(first, last + 1) if value.shape[dim] != 1]
     steps = zip(dims, dims[1:], strict=False)
     return all(value.stride(one) == value.stride(other) * value.shape[other] for one, other in steps)
@@ -143,7 +143,7 @@ def _slice(graph: fx.Graph, mode: Any, flat: fx.Node, whole: fx.Node, state: Any
 
 
 def _run(graph: fx.Graph, mode: Any, label: str, body: Body, slices: Mapping[str, fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Call a body; returns, for its placeholders and for what it returns, the nodes of the caller."""
+    """Call a body; returns the caller's node for each placeholder and each returned node of the body."""
     known = next((node for node in graph.find_nodes(op="get_attr") if node.target == label), None)
     reference = known or graph.get_attr(label)
     arguments = [slices[placeholder.target] for placeholder in body.placeholders]
@@ -158,7 +158,7 @@ def _run(graph: fx.Graph, mode: Any, label: str, body: Body, slices: Mapping[str
 
 
 def _again(graph: fx.Graph, mode: Any, factor: fx.Node, found: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A view that a body has of something, made by the caller of what the body returns or was given."""
+    """A view inside of a body, made again by the caller, from the body's results and operands."""
     if factor not in found:
         reads = {read: _again(graph, mode, read, found) for read in factor.all_input_nodes}
         args, kwargs = fx.map_arg((factor.args, factor.kwargs), lambda read: reads[read])
@@ -176,7 +176,7 @@ def _gather(
     name: str,
     start: int,
 ) -> fx.Node:
-    """One more shard of an output: put into its place, or added."""
+    """Put one more shard of an output into its place, or add it."""
     state = region.states[name]
     if state == SUM:
         wide = accumulator(part.meta["val"].dtype)
@@ -192,7 +192,7 @@ def _gather(
 
 
 def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: Any) -> fx.Node:
-    """An output as it was: shape, dtype and strides.  Raises Mixed where its strides cannot be had."""
+    """An output with the shape, dtype and strides that it had.  Raises Mixed where the strides differ."""
     old = node.meta["val"]
     if isinstance(state, Tokens) and apart(state, old.shape):
         order = _side_by_side(state, old.dim())
@@ -215,7 +215,7 @@ def signature(
     outputs: Sequence[str],
     shards: int,
 ) -> str:
-    """Equal where `build_tile` would build equal tiles; cheaper than to build them."""
+    """A text that is equal if `build_tile` builds equal tiles; it costs less than to build them."""
     place = {nodes[name]: f"%{n}" for n, name in enumerate((*inputs, *names))}
     lines = [f"{shards} {region.tokens}"]
     for name in (*inputs, *names):

@@ -1,7 +1,7 @@
-"""A graph that calls other graphs, and that a cache can give back.
+"""A graph that calls other graphs, and that a cache can load.
 
-torch pickles a graph as its code and traces that again when it is loaded. `invoke_subgraph` refuses to be traced that
-way, so a body within a body could be stored (with AOTAutograd's entries) and never be loaded.
+torch pickles a graph as its code, and traces this code when it loads the graph. `invoke_subgraph` cannot be traced that
+way: AOTAutograd's cache could store a body within a body, and never load it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Read:
 
 
 class CalledGraph(fx.GraphModule):
-    """A GraphModule that is pickled node by node, besides its code."""
+    """A GraphModule that is pickled node by node, in addition to its code."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, (data, imports) = super().__reduce__()
@@ -56,7 +56,7 @@ def _again(data: dict[str, Any], imports: str) -> CalledGraph:
 
 
 def _target(text: str) -> Any:
-    """An operator by what `str` says of it: `aten.slice.Tensor`, or the one that calls a body."""
+    """The operator with this `str`: `aten.slice.Tensor` for example, or the operator that calls a body."""
     if text in ("getitem", "invoke_subgraph"):
         return operator.getitem if text == "getitem" else compat.invoke_subgraph()
     found: Any = torch.ops

@@ -12,9 +12,9 @@ from torch import nn
 
 import memgraph
 from memgraph import runtime
-from memgraph.backend.destinations import ranks_here, reserve, room, settings, tiers
+from memgraph.backend.budget import Bound
+from memgraph.backend.destinations import ranks_here, reserve, settings, tier_bytes, tiers
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.joint_graph import Bound
 from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress
 from memgraph.machine import memory
@@ -68,7 +68,7 @@ def planned(given, module, x, owner):
     here = tiers(given, CPU)
     backend = Eager(fraction=0.01, last=True, tiers=here, offload=given.offload.model_dump(), recompute=False)
     bits = gradients(module, backend, x)
-    needed = room([backend.planned[-1].plan], here)
+    needed = tier_bytes([backend.planned[-1].plan], here)
     return backend.planned[-1], here, needed, reserve(needed, given, here, "cpu", owner), bits
 
 

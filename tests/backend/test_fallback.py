@@ -253,8 +253,8 @@ class Unlucky(Attempts):
 
     first: int | None = None  # the limit of the plan that misses by little
 
-    def _attempt(self, key, bound, kept, wanted, number):
-        found = super()._attempt(key, bound, kept, wanted, number)
+    def attempt(self, lowered, wanted, key, number):
+        found, bound = super().attempt(lowered, wanted, key, number), lowered.partitioner.bound
         limit = bound.above_baseline(0) - bound.margin
         type(self).first = self.first or limit
         miss = 100 if limit == self.first and not bound.last else 10 * SLACK

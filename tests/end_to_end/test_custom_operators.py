@@ -19,6 +19,7 @@ from memgraph.facts.operators import draws, family, short_name
 from memgraph.facts.tokens.linear import linear
 from memgraph.facts.tokens.states import Mixed, rule_of
 from memgraph.machine.hardware import built_in
+from memgraph.passes.graphs import Joint, Split
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.planner.explain import make_plan
@@ -233,9 +234,9 @@ def planned_wrongly(module: nn.Module) -> tuple[fx.GraphModule, fx.GraphModule, 
             facts = read_joint(joint, *split, **told, repeatable=("hidden::*",))
             planner = Planner(facts)
             plan = make_plan(facts, planner.smallest(), planner.stock)
-            static = arguments.get("static_lifetime_input_indices")
-            forward, backward = partition(joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=static)
-            found.append((before, forward, recompute(backward, plan), count))
+            given = Split(Joint(joint, count, tuple(arguments.get("static_lifetime_input_indices") or ())), *split)
+            made = recompute(partition(given, plan).graphs, plan).graphs
+            found.append((before, made.forward, made.backward, count))
             return split
 
     step(module, Wrong())

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import memgraph
+from memgraph.backend.budget import Bound
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.joint_graph import Bound
 from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress
 from memgraph.base import compat

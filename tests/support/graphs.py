@@ -22,6 +22,7 @@ from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.facts.operators import twice_is_wrong
 from memgraph.machine.hardware import Hardware
 from memgraph.machine.measure import peak_above_start
+from memgraph.passes.graphs import Joint, Split
 from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
@@ -46,19 +47,24 @@ class Captured:
     primals: list[Tensor]
     tangents: list[Tensor]
 
+    @property
+    def split(self) -> Split:
+        """As Inductor's partitioner makes it."""
+        return Split(Joint(self.joint, self.num_fwd_outputs), self.forward, self.backward)
+
     def realise(self, chosen: Candidate, stock: Candidate) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs of a choice, each rewrite verified."""
         plan = dataclasses.replace(make_plan(self.facts, chosen, stock), stock=False)
         count = self.num_fwd_outputs
-        with _compiling():
-            forward, backward = partition(self.joint, plan, num_fwd_outputs=count, static_lifetime_input_indices=[])
-        verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="partition")
-        backward = recompute(backward, plan)
-        verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="recompute")
-        if plan.transfers:
-            offload(forward, backward, plan, num_fwd_outputs=count, settings={"host": "{}"})
-            verify_partition(self.before, forward, backward, num_fwd_outputs=count, pass_name="offload")
-        return forward, backward
+        split = dataclasses.replace(self.split, settings={"host": "{}"})
+        for realises in (partition, recompute, offload):
+            with _compiling():
+                rewritten = realises(split, plan)
+            split = rewritten.graphs
+            if rewritten.modified:
+                told = {"num_fwd_outputs": count, "pass_name": realises.__name__}
+                verify_partition(self.before, split.forward, split.backward, **told)
+        return split.forward, split.backward
 
     def run(self, forward: fx.GraphModule, backward: fx.GraphModule) -> list[Tensor | None]:
         """Outputs, gradients and inputs after one step of the interpreter, on copies of the inputs."""

@@ -8,7 +8,8 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from memgraph.backend.joint_graph import NO_TIERS, Bound, Planned, plan_partition
+from memgraph.backend.budget import Bound
+from memgraph.backend.joint_graph import NO_TIERS, Planned, plan_partition
 from memgraph.backend.options import parse_options
 from memgraph.base import compat
 from memgraph.machine.hardware import built_in

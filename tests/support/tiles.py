@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from memgraph.facts.tokens.find import Refused, Region, find_regions
 from memgraph.facts.tokens.states import State, Tokens
+from memgraph.passes import graphs
 from memgraph.passes.tile import tile
-from memgraph.verify.rewrite import snapshot
 from memgraph.verify.tiles import verify_tiles
 from tests.support.splits import capture_inductor
 
@@ -80,7 +80,8 @@ class Joint:
 
     def tiled(self, shards: int, regions: Sequence[Region] | None = None) -> fx.GraphModule:
         """A copy with so many shards of some regions, of all that there are unless told."""
-        return tile(snapshot(self.graph), [(region, shards) for region in regions or self.regions])
+        plan = graphs.TilePlan(tuple((region, shards) for region in regions or self.regions))
+        return tile(graphs.Joint(self.graph, 1), plan).graphs.module
 
     def error(self, shards: int, regions: Sequence[Region] | None = None, floor: float = 0.0) -> float:
         """How far a tiled copy, which the verifier accepts, is from the graph in any output."""

@@ -64,7 +64,8 @@ from memgraph.base.compat.scheduler import (
     run_after,
     scheduler_pass_base,
 )
-from memgraph.base.compat.sizes import number_hint, size_hint, size_node
+from memgraph.base.compat.sizes import computed_size, number_hint, size_hint, symbol_of
+from memgraph.base.compat.trace import trace_artifact
 
 __all__ = [
     "allocation_event_type",
@@ -74,6 +75,7 @@ __all__ = [
     "compile_graph",
     "compile_id",
     "compiled_function_name",
+    "computed_size",
     "config_fingerprint",
     "copy_graph",
     "donate_nothing",
@@ -113,11 +115,12 @@ __all__ = [
     "same_contents",
     "scheduler_pass_base",
     "size_hint",
-    "size_node",
     "stock_partition",
     "storage_id",
+    "symbol_of",
     "tangents_are_given_away",
     "through_dynamo",
+    "trace_artifact",
     "traces_cuda",
     "triton_kernel",
     "uncompiled",

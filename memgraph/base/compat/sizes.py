@@ -32,35 +32,20 @@ def number_hint(number: Any) -> int | None:
     return size_hint(number) if isinstance(number, int) or not number.node.is_nested_int() else None
 
 
-def size_node(size: Any, graph: Any) -> Any:
-    """A size as an argument of a node that `graph` is about to get: a number, or a node that computes it from the
-    symbols among the graph's inputs.
+def symbol_of(value: Any) -> Any:
+    """The symbol that a size stands for; None for an expression, a number or anything else."""
+    expression = getattr(getattr(value, "node", None), "expr", None)
+    return expression if expression is not None and expression.is_symbol else None
 
-    Raises GraphError where a symbol is not among them.
+
+def computed_size(size: Any, known: dict[Any, Any]) -> Any:
+    """A symbolic size, computed from values of its symbols: numbers, or proxies of nodes.
+
+    Raises GraphError where the value of a symbol is not known.
     """
-    import torch.fx as fx
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    if isinstance(size, int):
-        return size
-    symbols = {}
-    for node in graph.find_nodes(op="placeholder"):
-        known = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
-        if known is not None and known.is_symbol:
-            symbols[known] = fx.Proxy(node)
-    if missing := size.node.expr.free_symbols - symbols.keys():
+    if missing := size.node.expr.free_symbols - known.keys():
         raise GraphError(f"the size {size} needs {missing}, which the backward does not get")
-    made = sympy_interp(PythonReferenceAnalysis, symbols, size.node.expr)
-    if not isinstance(made, fx.Proxy):
-        return int(made)
-    pending = [made.node]
-    while pending:  # the nodes on the way: each is computed from sizes that are known
-        node = pending[-1]
-        unknown = [read for read in node.all_input_nodes if "val" not in read.meta]
-        if not unknown:
-            arguments = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-            node.meta.setdefault("val", node.target(*arguments[0], **arguments[1]))
-            pending.pop()
-        pending += unknown
-    return made.node
+    return sympy_interp(PythonReferenceAnalysis, known, size.node.expr)

@@ -1,0 +1,87 @@
+"""What a budget comes to in bytes, for a compilation and for a dry run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+from memgraph.backend.options import Options
+from memgraph.machine import memory
+from memgraph.machine.hardware import Hardware
+
+# The share of the capacity that "auto" leaves free: for fragmentation, and for what libraries allocate for themselves.
+AUTO_MARGIN = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What a plan may allocate above the baseline."""
+
+    bytes: int | None = None
+    """Bytes above the baseline, or None."""
+    fraction: float | None = None
+    """A share of what Inductor's own partition allocates, or None."""
+    reserve: int = 0
+    """Bytes that are held back of either."""
+    margin: int = 0
+    """Bytes by which the next plan stays below the bound, since an earlier plan came out larger than its sweep."""
+    last: bool = False
+    """Whether to take the plan with the lowest peak, whatever the bound."""
+    unplanned: int | None = None
+    """Bytes that Inductor's own partition allocates, where they are known."""
+
+    def above_baseline(self, unplanned: int) -> int | None:
+        """Bytes above the baseline that the step may reach; None for no bound."""
+        if self.fraction is not None:
+            return int(self.fraction * unplanned) - self.reserve
+        return None if self.bytes is None else self.bytes - self.reserve
+
+
+def bound_of(options: Options, budget: int | None, baseline: int) -> Bound:
+    """The bound that the options ask for.  budget: in bytes with the baseline, as `budget_on` or `budget_of` say."""
+    if isinstance(options.budget, float):
+        return Bound(fraction=options.budget, reserve=options.held_back)
+    return Bound(None if budget is None else budget - baseline, reserve=options.held_back)
+
+
+def budget_on(device: torch.device, options: Options, hardware: Hardware, baseline: int) -> int | None:
+    """The budget of a step on this machine, in bytes with the baseline.
+
+    None for a share of the unplanned peak, which is known once the graph is, and for no budget.
+    """
+    budget = options.budget
+    if budget != "auto":
+        return budget if isinstance(budget, int) else None
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        usable = free + torch.cuda.memory_reserved(device)
+    else:
+        total = hardware.capacity
+        usable = memory.free_memory() + baseline
+    # Rounded, so that the caches are not asked for another configuration whenever another process allocates a little.
+    step = max(1, total // 64)
+    return int(usable * (1 - AUTO_MARGIN)) // step * step
+
+
+def budget_of(hardware: Hardware, options: Options) -> int | None:
+    """As `budget_on`, for a device that is known by its figures alone."""
+    if options.budget == "auto":
+        return int(hardware.capacity * (1 - AUTO_MARGIN))
+    return options.budget if isinstance(options.budget, int) else None
+
+
+def trains(gm: fx.GraphModule, inputs: Any) -> bool:
+    """Whether a Dynamo graph is differentiated: autograd is on, and an input or a parameter requires a gradient."""
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    tensors += [*gm.parameters(), *gm.buffers()]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def nested_note(graphs: int) -> tuple[str, ...]:
+    """What the report says where a user's nested regions were planned besides the outer graph.  graphs: all of them."""
+    if graphs < 2:
+        return ()
+    return (f"{graphs - 1} nested regions were planned apart; this is the outer graph",)

@@ -1,0 +1,112 @@
+"""What the plan store keeps of a graph, so that a compilation that ends in warm caches knows its plan.
+
+A record that another version wrote, or that is damaged, counts as none. With the option `"cache": False` nothing is
+read or written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+from memgraph.backend.budget import Bound
+from memgraph.backend.options import Options
+from memgraph.backend.training import TrainingJob
+from memgraph.base.store import Store
+from memgraph.planner.decisions import Timeline
+from memgraph.reporting.report import Report
+
+
+class Kept(Protocol):
+    """What a record can hold."""
+
+    def to_record(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Kept: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    """A plan that kept its budget."""
+
+    bound: Bound
+    """What the plan was made for."""
+    report: Report
+    tier_bytes: Mapping[str, int]
+    """Bytes that one step keeps on each tier, by the tier's name: what a warm compilation reserves."""
+
+    def to_record(self) -> dict[str, Any]:
+        report = self.report.to_json()
+        return {"bound": dataclasses.asdict(self.bound), "report": report, "tier_bytes": dict(self.tier_bytes)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Accepted:
+        needed = {name: int(size) for name, size in record["tier_bytes"].items()}
+        return cls(Bound(**record["bound"]), Report.from_json(record["report"]), needed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowest:
+    """The lowest peak that was found for a graph when a budget was refused."""
+
+    bound: Bound
+    """The bound of the plan that reaches it."""
+    above: int
+    """The peak, in bytes above the baseline."""
+
+    def to_record(self) -> dict[str, Any]:
+        return {"bound": dataclasses.asdict(self.bound), "above": self.above}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Lowest:
+        return cls(Bound(**record["bound"]), int(record["above"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unplanned:
+    """What a graph allocates as plain Inductor lowers it."""
+
+    timeline: Timeline
+
+    def to_record(self) -> dict[str, Any]:
+        return {"unplanned": self.timeline.rows()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Unplanned:
+        return cls(Timeline.from_rows(record["unplanned"]))
+
+
+AnyKept = TypeVar("AnyKept", Accepted, Lowest, Unplanned)
+
+
+class Record:
+    """The place of one value in the plan store: of a graph, under a configuration and a bound."""
+
+    def __init__(self, job: TrainingJob, bound: Bound | None, options: Options) -> None:
+        self.job, self.bound, self.options = job, bound, options
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The record's name. It costs the text of the graph, so it is made where it is needed, and once."""
+        return self.job.key(self.bound, self.options)
+
+    def read(self, kind: type[AnyKept]) -> AnyKept | None:
+        """What was kept here, or None."""
+        record = Store().get(self.key) if self.job.options.cache else None
+        try:
+            return None if record is None else kind.from_record(record)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    def write(self, kept: Kept) -> None:
+        """Keep a value here, in place of an earlier one."""
+        if self.job.options.cache:
+            Store().put(self.key, kept.to_record())
+
+
+def record_of_lowest(job: TrainingJob) -> Record:
+    """Where the lowest peak of a graph is kept, whatever the budget."""
+    return Record(job, None, job.options.model_copy(update={"budget": None}))

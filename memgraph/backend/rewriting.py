@@ -1,0 +1,100 @@
+"""Run passes in order: verify the graphs after each pass that changed something, and show them to those who ask.
+
+TORCH_LOGS="+memgraph"    prints every graph before and after each of these passes
+TORCH_TRACE=folder        puts the same graphs into torch's structured trace, as artifacts (read it with tlparse)
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from memgraph.base import compat
+from memgraph.base.errors import VerifyError
+from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Split, TilePlan
+from memgraph.verify.checks import structure
+from memgraph.verify.rewrite import verify_graph, verify_partition
+from memgraph.verify.tiles import verify_tiles
+
+Check: TypeAlias = Callable[[Any, Any, str], None]
+"""(graphs before a pass, graphs after it, name of the pass); raises VerifyError unless the rewrite is legal."""
+
+_logger = logging.getLogger(__name__)
+
+
+def rewrite(graphs: Graphs, passes: Sequence[Pass], plan: Any, check: Check | None) -> Rewritten[Graphs]:
+    """The graphs after all passes.  check: None where the options switch verification off."""
+    modified, notes, refusals = False, [], []
+    for pass_ in passes:
+        found: Rewritten[Graphs] = pass_(graphs, plan)
+        notes += found.notes
+        refusals += found.refusals
+        if not found.modified:
+            _logger.debug("%s changes nothing", pass_.__name__)
+            continue
+        show(graphs, f"before {pass_.__name__}")
+        show(found.graphs, f"after {pass_.__name__}")
+        if check is not None:
+            check(graphs, found.graphs, pass_.__name__)
+        graphs, modified = found.graphs, True
+    return Rewritten(graphs, modified, tuple(notes), tuple(refusals))
+
+
+def show(graphs: Captured | Joint | Split, when: str) -> None:
+    """Write graphs into the log and into torch's structured trace, where these are switched on."""
+    for name, gm in graphs.by_name().items():
+        if _logger.isEnabledFor(logging.DEBUG):
+            _logger.debug("%s, %s:\n%s", name, when, printed(gm))
+        compat.trace_artifact(f"memgraph {name} {when}".replace(" ", "_"), functools.partial(printed, gm))
+
+
+def printed(gm: fx.GraphModule) -> str:
+    """A graph as Python code with shapes, and the graphs that it calls."""
+    return gm.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
+def check_captured(before: Captured, after: Captured, pass_name: str) -> None:
+    """Holds a Dynamo graph to what any graph must be. What it computes is meant to change here."""
+    if breaches := structure("graph", after.module):
+        raise VerifyError(pass_name, breaches)
+
+
+def check_joint(before: Joint, after: Joint, pass_name: str) -> None:
+    """Holds a joint graph against the one before, value for value."""
+    verify_graph(before.module, after.module, pass_name=pass_name)
+
+
+def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
+    """Holds a tiled joint graph against the one before; tiles are run on small data.
+
+    tried: what was run before, and is not run again; what is run is added.  The check raises TileError, with its
+    region, where a tile computes something else.
+    """
+
+    def check(before: Joint, after: Joint, pass_name: str) -> None:
+        verify_tiles(before.module, after.module, plan.tiles, tried)
+
+    return check
+
+
+def check_split(joint: fx.GraphModule, repeatable: Sequence[str]) -> Check:
+    """Holds a forward and a backward against a joint graph as it was before anything was cut.
+
+    repeatable: patterns of the operators that the user has declared to be so.
+    """
+
+    def check(before: Split, after: Split, pass_name: str) -> None:
+        verify_partition(
+            joint,
+            after.forward,
+            after.backward,
+            num_fwd_outputs=after.joint.num_fwd_outputs,
+            pass_name=pass_name,
+            repeatable=repeatable,
+        )
+
+    return check
