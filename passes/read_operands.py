@@ -21,7 +21,7 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
-from memgraph.facts.operators import family
+from memgraph.facts.views import is_view, view_base
 from memgraph.passes.insert import place_of
 
 
@@ -68,13 +68,11 @@ def _kept(returned: Sequence[Any]) -> list[Any]:
 
 def _source(value: fx.Node) -> fx.Node:
     """What a value is a view of, as far as its caller can make the view: of sizes that the caller has."""
-    node = value
-    while node.op == "call_function" and family(node.target) == "view":
-        read, *sizes = node.all_input_nodes
-        if any(size.op != "placeholder" for size in sizes):
-            break
-        node = read
-    return node
+    return view_base(value, _views_by_callers_sizes)
+
+
+def _views_by_callers_sizes(node: fx.Node) -> bool:
+    return is_view(node) and all(size.op == "placeholder" for size in node.all_input_nodes[1:])
 
 
 def _replace(

@@ -26,19 +26,19 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
-from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.passes.insert import call, place_of
 from memgraph.passes.tiles.shards import build_tile, needed, signature
 
 aten = torch.ops.aten
 
 
-def call_names(region: Region) -> tuple[str, str]:
+def call_names(region: TokenRegion) -> tuple[str, str]:
     """What the calls of a region's tiles are named, forward and backward."""
     return f"tiled_{region.outputs[0]}_forward", f"tiled_{region.outputs[0]}_backward"
 
 
-def sides(region: Region) -> list[tuple[str, ...]]:
+def sides(region: TokenRegion) -> list[tuple[str, ...]]:
     """The outputs of each of a region's tiles: of the forward's and the backward's, or of the only one."""
     if region.tangent:
         return [region.outputs]
@@ -46,15 +46,15 @@ def sides(region: Region) -> list[tuple[str, ...]]:
     return [outputs for outputs in parts if outputs]
 
 
-def unit_name(region: Region) -> str:
+def unit_name(region: TokenRegion) -> str:
     """What the 1 is named that stands for a region's tangent."""
     return f"tiled_{region.outputs[0]}_one"
 
 
-def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.GraphModule:
+def tile(joint: fx.GraphModule, tiles: Sequence[tuple[TokenRegion, int]]) -> fx.GraphModule:
     """Return the joint graph, rewritten in place.  tiles: regions and the number of shards of each.
 
-    Raises Mixed where an operator of a region does not do for a shard what the region's token flow says.
+    Raises MixesTokens where an operator of a region does not do for a shard what the region's token flow says.
     """
     made: dict[str, str] = {}
     nodes = {node.name: node for node in joint.graph.nodes}
@@ -73,7 +73,7 @@ def tile(joint: fx.GraphModule, tiles: Sequence[tuple[Region, int]]) -> fx.Graph
 
 
 def _call_region(
-    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: Region, shards: int, made: dict[str, str]
+    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: TokenRegion, shards: int, made: dict[str, str]
 ) -> dict[str, fx.Node]:
     """Put the calls of a region's tiles into the graph; returns what takes the place of each of its outputs."""
     values: dict[str, fx.Node] = {}
@@ -99,12 +99,12 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
         pending += reads
 
 
-def _replace(old: fx.Node, new: fx.Node, region: Region) -> None:
+def _replace(old: fx.Node, new: fx.Node, region: TokenRegion) -> None:
     inside = region.nodes
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user.name not in inside and user is not new)
 
 
-def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Region) -> dict[str, fx.Node]:
+def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: TokenRegion) -> dict[str, fx.Node]:
     """What the region's inputs that depend on the tangent would be if that were 1."""
     tangent = nodes[region.tangent]
     value = tangent.meta["val"]
@@ -123,7 +123,7 @@ def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Re
 def _call_tile(
     joint: fx.GraphModule,
     nodes: Mapping[str, fx.Node],
-    region: Region,
+    region: TokenRegion,
     outputs: Sequence[str],
     shards: int,
     made: dict[str, str],

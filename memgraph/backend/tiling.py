@@ -13,8 +13,8 @@ from memgraph.backend.rules import rule_of
 from memgraph.base.sizes import format_size
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
-from memgraph.facts.tokens.find import Refused, Region, find_regions
-from memgraph.facts.tokens.states import Mixed
+from memgraph.facts.tokens.find import RefusedRegion, TokenRegion, find_regions
+from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.tile import call_names, tile
 from memgraph.passes.tiles.body import sizes
 from memgraph.planner.decisions import Decision, Refusal, Timeline
@@ -30,8 +30,8 @@ class Tiling:
         self, joint: fx.GraphModule, options: Options, device: str, static_inputs: Sequence[int] | None = None
     ) -> None:
         self.joint, self.options = joint, options
-        self.regions: tuple[Region, ...] = ()
-        refused: tuple[Refused, ...] = ()
+        self.regions: tuple[TokenRegion, ...] = ()
+        refused: tuple[RefusedRegion, ...] = ()
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
         if options.tile is not None or any(action.startswith("tile") for _, action in options.rules):
@@ -59,7 +59,7 @@ class Tiling:
             try:
                 made = tile(tiled, [(region, count) for region, count, _ in tiles])
                 verify_tiles(self.joint, made, [(region, count) for region, count, _ in tiles], self.tried)
-            except (Mixed, TileError) as problem:
+            except (MixesTokens, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
             return made, tuple(_decision(region, count, group) for region, count, group in tiles), shards
@@ -94,7 +94,7 @@ class Tiling:
             groups.append(Group(kind, self.regions[members[0]].module, tokens, tuple(members), most, fixed, why))
         return groups
 
-    def _asked(self, region: Region) -> tuple[int, str]:
+    def _asked(self, region: TokenRegion) -> tuple[int, str]:
         """How many shards a rule or an option asks for (0: the planner chooses, 1: none), and who asks."""
         rule = rule_of(region.module, tuple(rule for rule in self.options.rules if rule[1].startswith("tile")))
         if rule is not None:
@@ -105,7 +105,7 @@ class Tiling:
             return 1, ""
         return (0, "") if asked == "auto" else (asked, f"option 'tile': {{{region.kind!r}: {asked}}}")
 
-    def _refuse(self, refused: Sequence[Refused]) -> None:
+    def _refuse(self, refused: Sequence[RefusedRegion]) -> None:
         for module, reason in dict.fromkeys((problem.module, problem.reason) for problem in refused):
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
@@ -134,7 +134,7 @@ class Tiling:
                     told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
                     self.refusals.append(Refusal(what, told))
 
-    def _drop(self, problem: Mixed | TileError, shards: Shards) -> Shards:
+    def _drop(self, problem: MixesTokens | TileError, shards: Shards) -> Shards:
         """The shards without the group of the region that failed; its refusal is written down."""
         if isinstance(problem, TileError):
             region, reason = problem.region, str(problem)
@@ -147,7 +147,7 @@ class Tiling:
         return tuple(1 if i == n else count for i, count in enumerate(shards))
 
 
-def _decision(region: Region, shards: int, group: Group) -> Decision:
+def _decision(region: TokenRegion, shards: int, group: Group) -> Decision:
     why = group.why or "its values make the peak"
     size = region.row_bytes * region.tokens
     return Decision(

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.verify.checks import show, signature
 from memgraph.verify.rewrite import named_input, verify_graph
 from memgraph.verify.smaller import name_of
@@ -35,7 +35,7 @@ _ADDING = ("memgraph::shard_product", "memgraph::shard_add", "aten::add", "aten:
 class TileError(Exception):
     """A tile that does not do what its region does.  region: which."""
 
-    def __init__(self, region: Region, reason: str) -> None:
+    def __init__(self, region: TokenRegion, reason: str) -> None:
         self.region = region
         super().__init__(reason)
 
@@ -45,7 +45,7 @@ class _Call:
     """A tile where it is called.  stands_for: by place among its outputs, the node of the graph before."""
 
     node: fx.Node
-    region: Region
+    region: TokenRegion
     stands_for: tuple[str, ...]
 
     @property
@@ -66,7 +66,7 @@ class _Operand:
 def verify_tiles(
     before: fx.GraphModule,
     after: fx.GraphModule,
-    tiles: Sequence[tuple[Region, int]],
+    tiles: Sequence[tuple[TokenRegion, int]],
     tried: set[str] | None = None,
     room: int = ROOM,
 ) -> None:
@@ -108,7 +108,7 @@ def verify_tiles(
 # --- what the calls stand for ------------------------------------------------------------------------------
 
 
-def _calls(after: fx.GraphModule, region: Region) -> list[_Call]:
+def _calls(after: fx.GraphModule, region: TokenRegion) -> list[_Call]:
     """The calls that stand for a region's outputs.  Raises TileError unless there is one for each output."""
     found = []
     for node in after.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
@@ -180,7 +180,7 @@ def _inputs(
         yield call, [known[new[operand]] for operand in call.node.args[2:]]
 
 
-def _one(after: fx.GraphModule, before: fx.GraphModule, region: Region) -> fx.Node:
+def _one(after: fx.GraphModule, before: fx.GraphModule, region: TokenRegion) -> fx.Node:
     """The scalar 1 that stands for a region's tangent."""
     tangent = next(node for node in before.graph.nodes if node.name == region.tangent)
     for node in after.graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
