@@ -32,5 +32,6 @@ def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
 
 def _adds_gradients(node: fx.Node, backward: set[fx.Node]) -> bool:
     values = [arg.meta.get("val") if isinstance(arg, fx.Node) else None for arg in (node, *node.args[:2])]
-    same = all(isinstance(v, torch.Tensor) and v.shape == values[0].shape for v in values)
+    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    same = len(shapes) == len(values) and all(shape == shapes[0] for shape in shapes)
     return same and not node.kwargs and backward.issuperset(node.args[:2])

@@ -81,7 +81,7 @@ def read_joint(
     overwritten = overwritten_inputs(joint.graph.nodes)
     reader = NodeReader(nodes, hardware, granularity)
     sums, forward = gradient_sums(sides.backward), frozenset(sides.forward)
-    values = []
+    values: list[Value] = []
     for node in nodes:
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
         tensor = isinstance(val, torch.Tensor)

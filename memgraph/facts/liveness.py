@@ -164,7 +164,7 @@ def _kernels(
     return real, touched
 
 
-def _wanted(kinds: list[str], program: Program) -> tuple[list[int], list[bool]]:
+def _wanted(kinds: Sequence[str], program: Program) -> tuple[list[int], list[bool]]:
     """By slot, how many steps read it, and whether one of them fuses with nothing, itself or through views."""
     readers = [0] * len(kinds)
     wanted = [False] * len(kinds)

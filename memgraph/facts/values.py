@@ -98,7 +98,7 @@ def kind_of(node: fx.Node, val: object, tangent: bool) -> Kind:
         return "symbol" if val is not None else "extern"
     if kind == "getitem" and family(node.args[0].target) == "view":
         return "view"
-    return "extern" if kind in ("getitem", "symbol") else kind
+    return "extern" if kind == "getitem" or kind == "symbol" else kind
 
 
 def owned_bytes(node: fx.Node, owner: bool, granularity: int) -> int:

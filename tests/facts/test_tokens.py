@@ -400,6 +400,17 @@ def test_what_mixes_tokens_is_refused_by_name(name):
     assert joint.refused[0].node in {node.name for node in joint.graph.graph.nodes}
 
 
+def test_a_matrix_between_all_tokens():
+    """Each token computes its row of the matrix by itself, and multiplies it with the rows of all tokens."""
+
+    def between(m, h):
+        rows = h.flatten(0, 1)
+        return (m.row(rows) @ rows).view(h.shape)
+
+    joint = joint_of(mlp(between, row=linear(WIDE, TOKENS)), floats())
+    assert joint.regions == () and "both by tokens and whole" in joint.refused[0].reason
+
+
 def test_a_thin_way_back_into_the_region():
     """A mean over all tokens of two features would leave the region thin, and scales what is wide."""
     module = mlp(lambda m, h: h * m.b(m.a(h).mean((0, 1))), a=linear(WIDE, 2), b=linear(2, WIDE))

@@ -38,7 +38,7 @@ def backward(call: Call) -> int:
     return max(copies + _work(), _columns(wide, narrow, weight, groups))
 
 
-def _result(outputs: object) -> Operand:
+def _result(outputs: Operand | tuple[Operand, ...]) -> Operand:
     return outputs if isinstance(outputs, Operand) else outputs[0]
 
 

@@ -64,7 +64,7 @@ class Kernels:
             bound = rule.bytes(call) if rule else None
         except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
             return self._not_known(call.name, None, f"its rule failed: {problem!r}")
-        if rule and (rule.exact or bound == 0):
+        if rule is not None and bound is not None and (rule.exact or bound == 0):
             return bound
         known = self._kept(key := f"{fingerprint()} {call}")
         if known is not None:

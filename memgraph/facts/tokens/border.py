@@ -41,7 +41,7 @@ class Draft:
 
     states: Mapping[fx.Node, State] = dataclasses.field(default_factory=dict)
     """By node, the states of members and inputs."""
-    asked: Mapping[fx.Node, State | None] = dataclasses.field(default_factory=dict)
+    asked: Mapping[fx.Node, State] = dataclasses.field(default_factory=dict)
     """By member that a reader needs inside, the state that the reader asks for."""
     members: frozenset[fx.Node] = frozenset()
     """The nodes that each shard computes."""
@@ -55,7 +55,7 @@ class Draft:
     def with_state(self, node: fx.Node, state: State) -> Draft:
         return dataclasses.replace(self, states={**self.states, node: state})
 
-    def with_asked(self, node: fx.Node, state: State | None) -> Draft:
+    def with_asked(self, node: fx.Node, state: State) -> Draft:
         return dataclasses.replace(self, asked={**self.asked, node: state})
 
     def with_member(self, node: fx.Node) -> Draft:
@@ -172,7 +172,7 @@ def is_part(draft: Draft, node: fx.Node) -> bool:
     return part and family(node.target) in ("view", "getitem") and not is_spared(draft, node)
 
 
-def is_cheaper_inside(frame: Frame, draft: Draft, node: fx.Node, state: State | None) -> bool:
+def is_cheaper_inside(frame: Frame, draft: Draft, node: fx.Node, state: State) -> bool:
     """Whether an input is large, and made entry by entry of values outside with at most half of its bytes."""
     if family(node.target) != "pointwise" or not isinstance(state, Sharded) or is_drawn(node):
         return False

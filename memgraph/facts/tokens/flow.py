@@ -71,7 +71,7 @@ class TokenFlow:
             self.add(node)
         return self.draft.states[node]
 
-    def try_include(self, node: fx.Node, state: State | None) -> bool:
+    def try_include(self, node: fx.Node, state: State) -> bool:
         """Make a node a member in a state that its reader asks for.
 
         Returns False if it stays outside, which is an option if only its size speaks for the inside; otherwise raises

@@ -102,7 +102,7 @@ def sorted_within(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point or value.dtype is torch.bool:
         return False
-    pending, seen = [node], set()
+    pending, seen = [node], set[fx.Node]()
     while pending and len(seen) < LOOKED_AT:
         read = pending.pop()
         if read in seen or read.op != "call_function":

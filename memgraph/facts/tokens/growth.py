@@ -90,6 +90,8 @@ def _move_above(flow: TokenFlow, node: fx.Node) -> bool:
     if state == REPLICATED and qualified_name(node.target) in MAKERS:
         flow.draft = flow.draft.with_member(node).with_spared(frozenset((node,)))
         return True
+    if state is None:
+        return False
     if family(node.target) == "view":
         if state == REPLICATED:
             for read in node.all_input_nodes:

@@ -52,7 +52,7 @@ def output_count(node: fx.Node) -> int:
     return len(node.target._schema.returns)
 
 
-def dims_of(given: object, rank: int) -> tuple[int, ...]:
+def dims_of(given: Any, rank: int) -> tuple[int, ...]:
     """An argument `dim` as dimensions from 0 on; all of them for None or []."""
     if given is None or given == []:
         return tuple(range(rank))

@@ -27,7 +27,8 @@ aten = torch.ops.aten
 def _slice(node: fx.Node, flow: Flow) -> State:
     """Parts that keep all dimensions."""
     state = _common(node, flow)
-    return _for_each_part(node, _apart_from(node, state, _dims(node, tensors(node)[0])))
+    _refuse_along(node, state, _dims(node, tensors(node)[0]))
+    return _for_each_part(node, state)
 
 
 def _select(node: fx.Node, flow: Flow) -> State:
@@ -35,12 +36,15 @@ def _select(node: fx.Node, flow: Flow) -> State:
     state = _common(node, flow)
     if isinstance(state, Sharded):
         dims = _dims(node, tensors(node)[0])
-        state = without_dims(_apart_from(node, state, dims), dims)
+        _refuse_along(node, state, dims)
+        state = without_dims(state, dims)
     return _for_each_part(node, state)
 
 
 def _slice_backward(node: fx.Node, flow: Flow) -> State:
-    return _apart_from(node, _common(node, flow), _dims(node, node))
+    state = _common(node, flow)
+    _refuse_along(node, state, _dims(node, node))
+    return state
 
 
 def _select_backward(node: fx.Node, flow: Flow) -> State:
@@ -54,7 +58,8 @@ def _select_backward(node: fx.Node, flow: Flow) -> State:
 def _pad(node: fx.Node, flow: Flow) -> State:
     state = _common(node, flow)
     rank = len(shape_of(tensors(node)[0]))
-    return _apart_from(node, state, [rank - 1 - n // 2 for n, size in enumerate(node.args[1]) if size])
+    _refuse_along(node, state, [rank - 1 - n // 2 for n, size in enumerate(node.args[1]) if size])
+    return state
 
 
 def _common(node: fx.Node, flow: Flow) -> State:
@@ -81,11 +86,10 @@ def _dims(node: fx.Node, like: fx.Node) -> list[int]:
     return [argument(node, "dim", 0) % len(shape_of(like))]
 
 
-def _apart_from(node: fx.Node, state: State, dims: Sequence[int]) -> State:
-    """The state.  Raises MixesTokens if the tokens run along one of the dimensions."""
+def _refuse_along(node: fx.Node, state: State, dims: Sequence[int]) -> None:
+    """Raises MixesTokens if the tokens run along one of the dimensions."""
     if isinstance(state, Sharded) and set(dims).intersection(state.dims):
         raise MixesTokens(node, "takes, joins or pads a part of the tokens")
-    return state
 
 
 def _for_each_part(node: fx.Node, state: State) -> State:
@@ -98,7 +102,8 @@ def _diagonal(node: fx.Node, flow: Flow) -> State:
     if not isinstance(state, Sharded):
         return state
     dims = _dims_of_diagonal(node)
-    return without_dims(_apart_from(node, state, dims), dims)
+    _refuse_along(node, state, dims)
+    return without_dims(state, dims)
 
 
 def _select_scatter(node: fx.Node, flow: Flow) -> State:
@@ -123,7 +128,7 @@ def _scatter_part(node: fx.Node, flow: Flow, gone: Sequence[int]) -> State:
     if not isinstance(state, Sharded):
         flow.require(part, state, node)
         return state
-    _apart_from(node, state, gone)
+    _refuse_along(node, state, gone)
     flow.require(base, state, node)
     flow.require(part, without_dims(state, gone), node)
     return state

@@ -22,10 +22,9 @@ def _gather(node: fx.Node, flow: Flow) -> State:
     reads = tensors(node)
     state = next((known for read in reads if isinstance(known := flow.known(read), Sharded)), None)
     if state is None:
-        states = read_all(node, flow)
-        state = next((known for known in states if isinstance(known, Sharded)), REPLICATED)
-    if not isinstance(state, Sharded):
-        return state
+        state = next((known for known in read_all(node, flow) if isinstance(known, Sharded)), None)
+    if state is None:
+        return REPLICATED
     if node.args[1] % len(shape_of(node.args[0])) in state.dims:
         raise MixesTokens(node, "picks along the tokens")
     for read in reads:

@@ -79,11 +79,11 @@ def _product(node: fx.Node, flow: Flow, a: fx.Node, b: fx.Node, rows: int) -> St
     if left is None and right is None:
         left = flow.read(a, node)
         right = flow.known(b)
-    if isinstance(left, Sharded) and left.dims == (rows + 1,) or isinstance(right, Sharded) and right.dims == (rows,):
-        wanted = left if isinstance(left, Sharded) else dataclasses.replace(right, dims=(rows + 1,))
-        flow.require(a, wanted, node)
-        flow.require(b, dataclasses.replace(wanted, dims=(rows,)), node)
-        if wanted.points:
+    summed = _summed(left, right, rows)
+    if summed is not None:
+        flow.require(a, dataclasses.replace(summed, dims=(rows + 1,)), node)
+        flow.require(b, summed, node)
+        if summed.points:
             raise MixesTokens(node, "multiplies positions")
         return PARTIAL
     if PARTIAL in (left, right) or ROUTING in (left, right):
@@ -97,6 +97,13 @@ def _product(node: fx.Node, flow: Flow, a: fx.Node, b: fx.Node, rows: int) -> St
     flow.require(a, REPLICATED, node)
     flow.require(b, REPLICATED, node)
     return REPLICATED
+
+
+def _summed(left: State | None, right: State | None, rows: int) -> Sharded | None:
+    """The state of the right factor if the product sums over the tokens, else None."""
+    if isinstance(left, Sharded) and left.dims == (rows + 1,):
+        return dataclasses.replace(left, dims=(rows,))
+    return right if isinstance(right, Sharded) and right.dims == (rows,) else None
 
 
 def _refuse(node: fx.Node) -> State:
