@@ -20,6 +20,7 @@ from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.gradient_sums import gradient_sums
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
+from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
 
 
@@ -166,7 +167,7 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
                 if target in by_description:
                     found.add(by_description[target])
     for node in nodes:
-        if node.op == "call_function" and family(node.target) == "view" and found.intersection(node.all_input_nodes):
+        if is_view(node) and found.intersection(node.all_input_nodes):
             found.add(node)
     return found
 

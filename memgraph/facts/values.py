@@ -12,6 +12,7 @@ from torch import fx
 from memgraph.base.sizes import round_up
 from memgraph.facts.costs import storage_span
 from memgraph.facts.operators import aten_names, family, qualified_name
+from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
 
 # On the CPU Inductor writes a value with one of these in it to memory if it has several readers
@@ -71,20 +72,19 @@ def is_backward_input(node: fx.Node) -> bool:
 
 
 def root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """The node that owns the storage: a getitem of an operator with several outputs owns its own."""
-    if node.op != "call_function":
-        return node
-    kind = family(node.target)
-    if kind == "view" and node.all_input_nodes or qualified_name(node.target) in WRITES_INTO:
+    """The node that owns a node's storage. Each output of an operator with several outputs owns its own.
+
+    roots: of the nodes before it.
+    """
+    if is_view(node) or qualified_name(node.target) in WRITES_INTO:
         return roots[node.all_input_nodes[0]]
-    if kind == "getitem":
-        container = node.args[0]
-        if family(container.target) == "view" and container.all_input_nodes:  # split, unbind: views in a list
-            return roots[container.all_input_nodes[0]]
+    if family(node.target) == "getitem" and is_view(node.args[0]):  # split, unbind: views in a list
+        return roots[node.args[0].all_input_nodes[0]]
     return node
 
 
 def kind_of(node: fx.Node, val: object, tangent: bool) -> Kind:
+    """How a node's value behaves in memory.  val: what it computes.  tangent: whether it is one."""
     if node.op == "placeholder":
         if tangent:
             return "tangent"

@@ -18,7 +18,7 @@ from memgraph.facts.tokens.graph import TokenGraph
 from memgraph.facts.tokens.kinds import COUNTERS, DRAWS, MAKERS
 from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.states import REPLICATED, ROUTING, Sharded, State
-from memgraph.facts.views import view_base
+from memgraph.facts.views import is_view, view_base
 
 # An input this many times thinner than a token's row stays an input, however it is made.
 THIN = 8
@@ -155,8 +155,7 @@ def sum_of_outputs(frame: Frame, draft: Draft) -> fx.Node | None:
 
 def _is_thin_view(draft: Draft, user: fx.Node, node: fx.Node) -> bool:
     """Whether a reader outside views a member that may cross the border."""
-    outside = user not in draft.members and user.op == "call_function" and family(user.target) == "view"
-    return outside and crosses(_state_through_view(draft, node))
+    return user not in draft.members and is_view(user) and crosses(_state_through_view(draft, node))
 
 
 def _state_through_view(draft: Draft, node: fx.Node) -> State | None:

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import fx
 
-from memgraph.facts.operators import family, qualified_name
+from memgraph.facts.operators import qualified_name
 from memgraph.facts.regions import module_path
 from memgraph.facts.tokens.kinds import PRODUCTS, SORTS
 from memgraph.facts.tokens.nodes import is_tensor, shape_of
 from memgraph.facts.values import is_backward_input
+from memgraph.facts.views import is_view, view_base
 
 # An operator that makes a token's row this many times longer starts a region; every longer row belongs to it. Numbers
 # count, not bytes: the mask of a ReLU is part of its MLP.
@@ -86,15 +87,14 @@ def _rows(node: fx.Node) -> fx.Node | None:
     ):
         rows = node.args[0]
     elif name == "aten::clone" and qualified_name(node.args[0].target) == "aten::expand":
-        rows = _repeated_rows(node.args[0])  # each row once for each of its experts
+        rows = view_base(node.args[0], _is_view_of_several)  # it repeats each row once for each of its experts
+        rows = rows if len(shape_of(rows)) == 2 else None
     return rows if is_tensor(rows) else None
 
 
-def _repeated_rows(expanded: fx.Node) -> fx.Node | None:
-    rows = expanded
-    while rows.op == "call_function" and family(rows.target) == "view" and len(shape_of(rows)) > 2:
-        rows = rows.args[0]
-    return rows if len(shape_of(rows)) == 2 else None
+def _is_view_of_several(node: fx.Node) -> bool:
+    """Whether a node views rows in more than two dimensions."""
+    return is_view(node) and len(shape_of(node)) > 2
 
 
 def sorted_within(node: fx.Node) -> bool:
