@@ -72,6 +72,7 @@ def _source(value: fx.Node) -> fx.Node:
 
 
 def _views_by_callers_sizes(node: fx.Node) -> bool:
+    """Whether a node is a view whose sizes are inputs."""
     return is_view(node) and all(size.op == "placeholder" for size in node.all_input_nodes[1:])
 
 

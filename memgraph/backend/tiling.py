@@ -13,7 +13,8 @@ from memgraph.backend.rules import rule_of
 from memgraph.base.sizes import format_size
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
-from memgraph.facts.tokens.find import RefusedRegion, TokenRegion, find_regions
+from memgraph.facts.tokens.find import find_regions
+from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.tile import call_names, tile
 from memgraph.passes.tiles.body import sizes

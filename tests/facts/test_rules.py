@@ -13,7 +13,7 @@ from memgraph.facts.tokens.rules import RULES, merged, rule_of
 from memgraph.facts.tokens.states import MixesTokens
 
 aten = torch.ops.aten
-_library = torch.library.Library("mylib", "DEF")
+_library = torch.library.Library("lookalike", "DEF")
 for _name in ("mul", "view", "embedding", "fused_attention", "fft", "random_gate", "grouped_mm", "sort"):
     _library.define(f"{_name}(Tensor x, Tensor y) -> Tensor")
 NAMESAKES = ("mul", "view", "embedding", "fused_attention", "fft", "random_gate", "grouped_mm", "sort")
@@ -31,8 +31,8 @@ def call_of(target) -> fx.Node:
 @pytest.mark.parametrize("name", NAMESAKES)
 def test_an_operator_of_the_users_is_nothing_but_itself(name):
     """Neither by its whole name nor by a part of it: nobody knows what it does."""
-    node = call_of(getattr(torch.ops.mylib, name).default)
-    with pytest.raises(MixesTokens, match=f"mylib::{name} has no rule for how tokens pass through it"):
+    node = call_of(getattr(torch.ops.lookalike, name).default)
+    with pytest.raises(MixesTokens, match=f"lookalike::{name} has no rule for how tokens pass through it"):
         rule_of(node)
     assert family(node.target) == "extern"
     assert not border.is_drawn(node)
@@ -42,7 +42,7 @@ def test_an_operator_of_the_users_is_nothing_but_itself(name):
 def test_an_operator_has_one_rule():
     with pytest.raises(ValueError, match="aten::mul has two rules"):
         merged([{aten.mul: len}, {aten.add: len}, {"aten::mul": len}])
-    assert list(merged([{aten.mul: len}, {"mylib::mul": len}])) == ["aten::mul", "mylib::mul"]
+    assert list(merged([{aten.mul: len}, {"lookalike::mul": len}])) == ["aten::mul", "lookalike::mul"]
 
 
 def test_tables_know_operators_by_their_namespace():
@@ -60,7 +60,7 @@ def test_tables_know_operators_by_their_namespace():
         (aten.mul.Tensor, "aten::mul"),
         (aten.mul.Scalar, "aten::mul"),
         (torch.ops.prims.iota.default, "prims::iota"),
-        (torch.ops.mylib.mul.default, "mylib::mul"),
+        (torch.ops.lookalike.mul.default, "lookalike::mul"),
         (torch.ops.higher_order.cond, "higher_order::cond"),
         ("aten::mul", "aten::mul"),
         (len, ""),

@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from memgraph.facts.tokens.find import RefusedRegion, TokenRegion, find_regions
+from memgraph.facts.tokens.find import find_regions
+from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import RowOrder, Sharded, State
 from memgraph.passes.tile import tile
 from memgraph.verify.rewrite import snapshot

@@ -21,8 +21,6 @@ from memgraph.facts.tokens.growth import grow
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import MixesTokens
 
-__all__ = ["RefusedRegion", "TokenRegion", "find_regions"]
-
 
 def find_regions(
     joint: fx.GraphModule, weights: Collection[str] = ()

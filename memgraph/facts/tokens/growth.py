@@ -6,6 +6,7 @@ the seed and all wide values  ->  sums of outputs  ->  readers of parts  ->  inp
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
 
@@ -62,7 +63,7 @@ def _add_readers_of_parts(flow: TokenFlow) -> None:
         for node in flow.frame.graph.in_order(fresh):
             if border.is_part(flow.draft, node):
                 readers = [user for user in node.users if user not in flow.draft.members]
-                flow.attempt(lambda: _add_all(flow, readers))  # noqa: B023  it runs at once
+                flow.attempt(functools.partial(_add_all, flow, readers))
         tried |= fresh
 
 
@@ -75,12 +76,17 @@ def _add_all(flow: TokenFlow, nodes: Collection[fx.Node]) -> None:
 
 def _move_border_up(flow: TokenFlow) -> None:
     """Move the border above inputs until none of them is cheaper made inside."""
-    while any([_move_above(flow, node) for node in border.inputs(flow.frame, flow.draft)]):  # a list: try all of them
-        flow.spread()
+    moved = True
+    while moved:
+        moved = False
+        for node in border.inputs(flow.frame, flow.draft):
+            moved = _move_above(flow, node) or moved
+        if moved:
+            flow.spread()
 
 
 def _move_above(flow: TokenFlow, node: fx.Node) -> bool:
-    """Move the border above an input if its own inputs take fewer bytes, or if it is a view."""
+    """Move the border above an input if its own inputs take fewer bytes, or if it is a view; returns whether it did."""
     if node.op != "call_function" or not is_tensor(node):
         return False
     if border.after_members(flow.draft, node):
@@ -112,7 +118,7 @@ def _add_between(flow: TokenFlow) -> None:
     between = thin_between(frame.graph, before.members, reads, _dependent_forward(frame, before))
     if not between:
         return
-    flow.attempt(lambda: _include_between(flow, between))
+    flow.attempt(functools.partial(_include_between, flow, between))
     if not _one_tangent(frame, flow.draft)[0]:
         flow.draft = before
 
