@@ -401,14 +401,18 @@ def test_what_mixes_tokens_is_refused_by_name(name):
 
 
 def test_a_matrix_between_all_tokens():
-    """Each token computes its row of the matrix by itself, and multiplies it with the rows of all tokens."""
+    """Each token computes its row of the matrix by itself, and multiplies it with the rows of all tokens.
+
+    Where those are given, the product is the token's own.
+    """
 
     def between(m, h):
         rows = h.flatten(0, 1)
         return (m.row(rows) @ rows).view(h.shape)
 
     joint = joint_of(mlp(between, row=linear(WIDE, TOKENS)), floats())
-    assert joint.regions == () and "both by tokens and whole" in joint.refused[0].reason
+    assert [region.module for region in joint.regions] == ["down"]
+    assert joint.refused[0].module == "up" and "both by tokens and whole" in joint.refused[0].reason
 
 
 def test_a_thin_way_back_into_the_region():
