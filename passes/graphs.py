@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from torch import fx
 
-from memgraph.facts.tokens.region import Region
+from memgraph.facts.tokens.region import TokenRegion
 from memgraph.planner.decisions import Refusal
 
 
@@ -76,7 +76,7 @@ class LossPlan:
 class TilePlan:
     """What is tiled."""
 
-    tiles: tuple[tuple[Region, int], ...] = ()
+    tiles: tuple[tuple[TokenRegion, int], ...] = ()
     """Token regions, each with its number of shards."""
 
 

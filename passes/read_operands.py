@@ -22,7 +22,7 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
-from memgraph.facts.operators import family
+from memgraph.facts.views import is_view, view_base
 from memgraph.passes.graphs import Joint, Rewritten, TilePlan
 from memgraph.passes.insert import provenance
 
@@ -84,13 +84,12 @@ def _kept(returned: Sequence[Any]) -> list[Any]:
 
 def _source(value: fx.Node) -> fx.Node:
     """The value that a view is made of, through all views that the caller can make itself: it must know their sizes."""
-    node = value
-    while node.op == "call_function" and family(node.target) == "view":
-        read, *sizes = node.all_input_nodes
-        if any(size.op != "placeholder" for size in sizes):
-            break
-        node = read
-    return node
+    return view_base(value, _views_by_callers_sizes)
+
+
+def _views_by_callers_sizes(node: fx.Node) -> bool:
+    """Whether a node is a view whose sizes are inputs."""
+    return is_view(node) and all(size.op == "placeholder" for size in node.all_input_nodes[1:])
 
 
 def _replace(

@@ -26,7 +26,7 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
-from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.passes.graphs import Joint, Rewritten, TilePlan
 from memgraph.passes.insert import call, mode_of, provenance
 from memgraph.passes.tiles.shards import build_tile, needed, signature
@@ -34,12 +34,12 @@ from memgraph.passes.tiles.shards import build_tile, needed, signature
 aten = torch.ops.aten
 
 
-def call_names(region: Region) -> tuple[str, str]:
+def call_names(region: TokenRegion) -> tuple[str, str]:
     """The names of the calls of a region's tiles: in the forward, in the backward."""
     return f"tiled_{region.outputs[0]}_forward", f"tiled_{region.outputs[0]}_backward"
 
 
-def sides(region: Region) -> list[tuple[str, ...]]:
+def sides(region: TokenRegion) -> list[tuple[str, ...]]:
     """The outputs of each of a region's tiles: of the forward's and the backward's, or of the only one."""
     if region.tangent:
         return [region.outputs]
@@ -47,7 +47,7 @@ def sides(region: Region) -> list[tuple[str, ...]]:
     return [outputs for outputs in parts if outputs]
 
 
-def unit_name(region: Region) -> str:
+def unit_name(region: TokenRegion) -> str:
     """The name of the node that is 1 in place of a region's tangent."""
     return f"tiled_{region.outputs[0]}_one"
 
@@ -55,7 +55,7 @@ def unit_name(region: Region) -> str:
 def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
     """Replace the plan's regions by calls of tiles.
 
-    Raises Mixed where the result of an operator for one shard is not what the region's token flow says.
+    Raises MixesTokens where the result of an operator for one shard is not what the region's token flow says.
     """
     if not plan.tiles:
         return Rewritten(joint, modified=False)
@@ -77,7 +77,7 @@ def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
 
 
 def _call_region(
-    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: Region, shards: int, made: dict[str, str]
+    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: TokenRegion, shards: int, made: dict[str, str]
 ) -> dict[str, fx.Node]:
     """Insert the calls of a region's tiles; returns, by output of the region, the node that replaces it."""
     values: dict[str, fx.Node] = {}
@@ -103,12 +103,12 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
         pending += reads
 
 
-def _replace(old: fx.Node, new: fx.Node, region: Region) -> None:
+def _replace(old: fx.Node, new: fx.Node, region: TokenRegion) -> None:
     inside = region.nodes
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user.name not in inside and user is not new)
 
 
-def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Region) -> dict[str, fx.Node]:
+def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: TokenRegion) -> dict[str, fx.Node]:
     """The region's inputs that depend on the tangent, computed from a tangent of 1."""
     tangent = nodes[region.tangent]
     value = tangent.meta["val"]
@@ -128,7 +128,7 @@ def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: Re
 def _call_tile(
     joint: fx.GraphModule,
     nodes: Mapping[str, fx.Node],
-    region: Region,
+    region: TokenRegion,
     outputs: Sequence[str],
     shards: int,
     made: dict[str, str],

@@ -16,8 +16,9 @@ from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
-from memgraph.facts.tokens.find import Refused, Region, find_regions
-from memgraph.facts.tokens.states import Mixed
+from memgraph.facts.tokens.find import find_regions
+from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
+from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.graphs import Joint, TilePlan
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import sizes
@@ -43,8 +44,8 @@ class Tiling:
     def __init__(self, joint: Joint, options: Options, device: str) -> None:
         self.joint, self.options = joint, options
         self.rules = tuple(rule for rule in options.rules if isinstance(rule.action, Tile))
-        self.regions: tuple[Region, ...] = ()
-        refused: tuple[Refused, ...] = ()
+        self.regions: tuple[TokenRegion, ...] = ()
+        refused: tuple[RefusedRegion, ...] = ()
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
         if options.tile is not None or self.rules:
@@ -71,7 +72,7 @@ class Tiling:
             plan = TilePlan(tuple((region, count) for region, count, _ in tiles))
             try:
                 made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried)).graphs
-            except (Mixed, TileError) as problem:
+            except (MixesTokens, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
             return made, tuple(_decision(region, count, group) for region, count, group in tiles), shards
@@ -113,7 +114,7 @@ class Tiling:
             )
         return groups
 
-    def _request(self, region: Region) -> Request | None:
+    def _request(self, region: TokenRegion) -> Request | None:
         """What the first rule that matches the region asks for, else the option; None where neither wants shards."""
         match = first_match(region.module, self.rules)
         if match is not None and isinstance(match.rule.action, Tile):
@@ -123,7 +124,7 @@ class Tiling:
             return None
         return Request(None, None) if asked == "auto" else Request(asked, TileOption(region.kind, asked))
 
-    def _refuse(self, refused: Sequence[Refused]) -> None:
+    def _refuse(self, refused: Sequence[RefusedRegion]) -> None:
         for module, reason in dict.fromkeys((problem.module, problem.reason) for problem in refused):
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
@@ -151,7 +152,7 @@ class Tiling:
                     told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
                     self.refusals.append(Refusal(what, told))
 
-    def _drop(self, problem: Mixed | TileError, shards: Shards) -> Shards:
+    def _drop(self, problem: MixesTokens | TileError, shards: Shards) -> Shards:
         """The shards without the group of the region that failed. The refusal is noted, the group stays untiled."""
         if isinstance(problem, TileError):
             region, reason = problem.region, str(problem)
@@ -164,7 +165,7 @@ class Tiling:
         return tuple(1 if i == n else count for i, count in enumerate(shards))
 
 
-def _decision(region: Region, shards: int, group: Group) -> Decision:
+def _decision(region: TokenRegion, shards: int, group: Group) -> Decision:
     action = Tile(len(sizes(region.tokens, shards)))
     why = str(group.origin) if group.origin else "its values make the peak"
     return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)

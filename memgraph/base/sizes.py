@@ -42,3 +42,8 @@ def format_size(size: int) -> str:
             break
         scaled /= 1024
     return f"{size} B" if unit == "B" else f"{scaled:.1f} {unit}"
+
+
+def round_up(size: int, step: int) -> int:
+    """The smallest multiple of `step` that is not below `size`."""
+    return -(-size // step) * step

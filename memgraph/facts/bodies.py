@@ -1,86 +1,97 @@
-"""What a body that is called by `invoke_subgraph` costs: its time, and the bytes that it holds while it runs."""
+"""Nodes read as values, and the cost of bodies that nodes call by `invoke_subgraph`.
+
+A body costs the time of its own values, and it holds bytes beyond its outputs while it runs: scratch for its caller.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import seconds
 from memgraph.facts.liveness import Program, sweep, written
-from memgraph.facts.operators import short_name
+from memgraph.facts.operators import qualified_name
 from memgraph.facts.values import HEAVY, Value, fused_seconds, kind_of, owned_bytes, root
 from memgraph.machine.hardware import Hardware
 
 
 @dataclasses.dataclass(frozen=True)
-class Called:
-    """seconds: of one call.  scratch: bytes at its peak beyond its outputs."""
+class Cost:
+    """What one run of a node costs."""
 
     seconds: float
     scratch: int
+    """Bytes at its peak beyond its outputs."""
 
 
-class Inside:
-    """Bodies by what they cost; each is looked into once, however often it is called."""
+class NodeReader:
+    """Reads the nodes of one graph as values, in order."""
 
-    def __init__(self, hardware: Hardware, granularity: int) -> None:
+    def __init__(
+        self, nodes: Sequence[fx.Node], hardware: Hardware, granularity: int, bodies: dict[int, Cost] | None = None
+    ) -> None:
+        """bodies: by id of a graph module, what one call of it costs: each body is read once, however often called."""
         self.hardware, self.granularity = hardware, granularity
-        self._known: dict[int, Called] = {}
+        self.position = {node: n for n, node in enumerate(nodes)}
+        self._roots: dict[fx.Node, fx.Node] = {}
+        self._bodies = {} if bodies is None else bodies
 
-    def of(self, node: fx.Node) -> Called | None:
-        """What a call costs; None for a node that calls no body."""
-        if node.op != "call_function" or short_name(node.target) != "higher_order::invoke_subgraph":
-            return None
+    def value(self, node: fx.Node, *, tangent: bool = False) -> Value:
+        """What can be known of a node from itself and the nodes before it."""
+        base = self._roots[node] = root(node, self._roots)
+        val, cost = node.meta.get("val"), self._cost(node)
+        on_cpu = isinstance(val, torch.Tensor) and val.device.type == "cpu"
+        return Value(
+            name=node.name,
+            kind=kind_of(node, val, tangent),
+            inputs=tuple(self.position[read] for read in node.all_input_nodes),
+            storage=self.position[base],
+            bytes=owned_bytes(node, base is node, self.granularity),
+            seconds=cost.seconds,
+            region=0,
+            savable=False,
+            heavy=on_cpu and qualified_name(node.target) in HEAVY,
+            scratch=cost.scratch,
+        )
+
+    def _cost(self, node: fx.Node) -> Cost:
+        if node.op != "call_function":
+            return Cost(0.0, kernel_scratch.of_node(node, self.hardware.device))
+        if node.target is not compat.invoke_subgraph():
+            return Cost(seconds(node, self.hardware), kernel_scratch.of_node(node, self.hardware.device))
         body = node.graph.owning_module.get_submodule(node.args[0].target)
-        if id(body) not in self._known:
-            self._known[id(body)] = self._look(body)
-        return self._known[id(body)]
+        if id(body) not in self._bodies:
+            self._bodies[id(body)] = self._read_body(body)
+        return self._bodies[id(body)]
 
-    def _look(self, body: fx.GraphModule) -> Called:
+    def _read_body(self, body: fx.GraphModule) -> Cost:
         nodes = [node for node in body.graph.nodes if node.op != "output"]
         inputs = [node for node in nodes if node.op in ("placeholder", "get_attr")]
-        order = inputs + [node for node in nodes if node not in set(inputs)]
-        place = {node: n for n, node in enumerate(order)}
-        roots: dict[fx.Node, fx.Node] = {}
-        values: list[Value] = []
-        for node in order:
-            roots[node] = root(node, roots)
-            val = node.meta.get("val")
-            called = self.of(node)
-            spent = called.seconds if called else seconds(node, self.hardware) if node.op == "call_function" else 0.0
-            values.append(
-                Value(
-                    name=node.name,
-                    kind=kind_of(node, val, False),
-                    inputs=tuple(place[read] for read in node.all_input_nodes),
-                    storage=place[roots[node]],
-                    bytes=owned_bytes(node, roots[node] is node, self.granularity),
-                    seconds=spent,
-                    region=0,
-                    savable=False,
-                    heavy=isinstance(val, torch.Tensor)
-                    and val.device.type == "cpu"
-                    and short_name(node.target) in HEAVY,
-                    scratch=called.scratch if called else kernel_scratch.of_node(node, self.hardware.device),
-                )
-            )
-        outputs = [node for node in body.graph.output_node().all_input_nodes]
-        program = Program(
-            values=tuple(range(len(order))),
-            reads=tuple(() if n < len(inputs) else value.inputs for n, value in enumerate(values)),
-            inputs=len(inputs),
-            outputs=frozenset(place[node] for node in outputs),
-            owned=frozenset(),
-        )
-        here = written(values, program)
-        fused = [value.kind == "pointwise" and n not in here for n, value in enumerate(values)]
-        time = sum(
-            fused_seconds(value, self.hardware) if inlined else value.seconds
-            for value, inlined in zip(values, fused, strict=True)
-        )
-        swept = sweep(values, program, fused=True)
-        left = sum(values[i].bytes for i in {values[place[node]].storage for node in outputs} if i >= len(inputs))
-        return Called(time, max(0, swept.peak - left))
+        order = inputs + [node for node in nodes if node.op not in ("placeholder", "get_attr")]
+        reader = NodeReader(order, self.hardware, self.granularity, self._bodies)
+        values = [reader.value(node) for node in order]
+        outputs = frozenset(reader.position[node] for node in body.graph.output_node().all_input_nodes)
+        return _cost_of_body(values, len(inputs), outputs, self.hardware)
+
+
+def _cost_of_body(values: Sequence[Value], inputs: int, outputs: frozenset[int], hardware: Hardware) -> Cost:
+    """inputs: how many of the values are.  outputs: their places."""
+    program = Program(
+        values=tuple(range(len(values))),
+        reads=tuple(() if n < inputs else value.inputs for n, value in enumerate(values)),
+        inputs=inputs,
+        outputs=outputs,
+        owned=frozenset(),
+    )
+    in_memory = written(values, program)
+    time = sum(
+        fused_seconds(value, hardware) if value.kind == "pointwise" and n not in in_memory else value.seconds
+        for n, value in enumerate(values)
+    )
+    left = sum(values[i].bytes for i in {values[n].storage for n in outputs} if i >= inputs)
+    return Cost(time, max(0, sweep(values, program, fused=True).peak - left))

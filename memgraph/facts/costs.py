@@ -1,13 +1,14 @@
 """What computing a node once more would cost, in seconds.
 
-Matrix work: its FLOPs (torch.utils.flop_counter's formulas) over the measured rate, or its traffic over the memory
-bandwidth where that is longer. Everything that Inductor fuses: the traffic of its output, since its inputs are
-read by the kernel that it joins anyway, and the rate of transcendental functions where it has one.
+An operator with a kernel of its own: its FLOPs (torch.utils.flop_counter's formulas) over the measured rate, or its
+traffic over the memory bandwidth, whichever is longer. An operator that Inductor fuses: the traffic of its output,
+since the kernel that it joins reads its inputs anyway, and its transcendental functions over their rate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,20 +16,20 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from memgraph.base import compat
-from memgraph.facts.operators import family, short_name
+from memgraph.facts.operators import aten_names, family, qualified_name
 from memgraph.machine.hardware import Hardware
 
-TRANSCENDENTAL = frozenset(
+TRANSCENDENTAL = aten_names(
     "exp expm1 exp2 log log2 log1p tanh sigmoid silu gelu erf erfc sin cos pow softplus mish "
-    "tanh_backward gelu_backward silu_backward sigmoid_backward atan atan2 asin acos sinh cosh".split()
+    "tanh_backward gelu_backward silu_backward sigmoid_backward atan atan2 asin acos sinh cosh"
 )
 
-# Products without a formula in torch, and where their factors stand: every entry of the rows meets every column of the
-# weight (of one expert).
+# Products without a formula in torch, with the places of their two factors among the arguments: every entry of the rows
+# meets every column of the weight (of one expert).
 _PRODUCTS = {
     "memgraph::shard_product": (0, 1),
     "memgraph::shard_add": (1, 2),
-    "_grouped_mm": (0, 1),
+    "aten::_grouped_mm": (0, 1),
     "transformers::grouped_mm_fallback": (0, 1),
     "transformers::grouped_mm_fallback_backward": (0, 1),
 }
@@ -36,12 +37,15 @@ _PRODUCTS = {
 
 def storage_span(value: torch.Tensor) -> int:
     """Bytes from the first to the last element of a strided tensor (fake or real)."""
-    sizes = [compat.size_hint(size) for size in value.shape]
+    sizes, strides = (tuple(map(compat.size_hint, steps)) for steps in (value.shape, value.stride()))
+    return span(sizes, strides) * value.element_size()
+
+
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements in memory from the first to the last, gaps included."""
     if 0 in sizes:
         return 0
-    strides = [compat.size_hint(stride) for stride in value.stride()]
-    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return (last + 1) * value.element_size()
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def logical_bytes(value: Any) -> int:
@@ -54,7 +58,7 @@ def logical_bytes(value: Any) -> int:
 
 
 def _shape(item: Any) -> Any:
-    """The shape of an argument, as the FLOP formulas want it; what is no tensor stays what it is."""
+    """The shape of an argument, as the FLOP formulas take it; other arguments stay as they are."""
     if isinstance(item, Node):
         item = item.meta.get("val")
     if isinstance(item, torch.Tensor):
@@ -65,9 +69,9 @@ def _shape(item: Any) -> Any:
 
 
 def flops(node: Node) -> int:
-    """Floating-point operations of one node; 0 where no formula is known."""
-    name = short_name(node.target)
-    if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+    """Floating-point operations of one node; 0 if no formula is known."""
+    name = qualified_name(node.target)
+    if name.startswith("aten::_scaled_dot_product_flash_attention_for_cpu"):
         # No formula in torch: two products of (queries x keys x width) in the forward, five in the backward.
         backward = name.endswith("backward")
         query, key = (_shape(arg) for arg in (node.args[1:3] if backward else node.args[:2]))
@@ -92,7 +96,7 @@ def seconds(node: Node, hardware: Hardware) -> float:
     written = logical_bytes(value)
     if kind in ("pointwise", "reduction"):
         time = written / hardware.memory_bandwidth
-        if short_name(node.target) in TRANSCENDENTAL:
+        if qualified_name(node.target) in TRANSCENDENTAL:
             time += written / max(1, _element_size(value)) / hardware.transcendental_rate
         if kind == "reduction":
             time += sum(logical_bytes(arg.meta.get("val")) for arg in node.all_input_nodes) / hardware.memory_bandwidth
@@ -107,14 +111,14 @@ def seconds(node: Node, hardware: Hardware) -> float:
 
 
 def _multiplied(node: Node, device: str) -> str:
-    """The dtype in which an operator multiplies: that of its factors, whatever it sums them up in."""
-    name = short_name(node.target)
+    """The dtype in which an operator multiplies: that of its factors, whatever the dtype of its sums."""
+    name = qualified_name(node.target)
     first = _PRODUCTS.get(name, (0,))[0]
     made = _dtype_name(node.meta.get("val"))
     factor = next((_first_tensor(arg.meta.get("val")) for arg in node.args[first:] if isinstance(arg, Node)), None)
     if factor is None or not factor.dtype.is_floating_point:
         return made
-    if name.startswith("memgraph::shard_") and device == "cpu":  # there factors are converted first
+    if name.startswith("memgraph::shard_") and device == "cpu":  # the CPU converts the factors first
         return made
     return _dtype_name(factor)
 

@@ -1,8 +1,7 @@
-"""Gradients that add up: of a value that the forward reads often, as the weight of a cell that is unrolled over time.
+"""Sums of gradients: a value that the forward reads often, as the weight of an unrolled cell, has many partial ones.
 
 Autograd adds the parts one by one, as they come. Inductor may make one kernel of all additions, which runs when the
-last part is there; until then all of them are live. A plan may have the sums written to memory instead
-(passes/settle.py).
+last part is there; until then all parts are live. A plan may write the sums to memory instead (passes/settle.py).
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-# Additions from which on a gradient counts as added up: of two, three parts are live at the most either way.
+# A gradient counts as added up from this many additions on: with two, at most three parts are live either way.
 LEAST_SUMS = 3
 
 
 def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
-    """The additions by which the gradients of a value that is read often add up, where there are LEAST_SUMS or more."""
+    """The additions of all chains of LEAST_SUMS or more by which gradients add up."""
     backward = set(backward)
     chains: list[list[fx.Node]] = []
     sums = {node for node in backward if node.target is torch.ops.aten.add.Tensor and _adds_gradients(node, backward)}
@@ -33,5 +32,6 @@ def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
 
 def _adds_gradients(node: fx.Node, backward: set[fx.Node]) -> bool:
     values = [arg.meta.get("val") if isinstance(arg, fx.Node) else None for arg in (node, *node.args[:2])]
-    same = all(isinstance(v, torch.Tensor) and v.shape == values[0].shape for v in values)
+    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    same = len(shapes) == len(values) and all(shape == shapes[0] for shape in shapes)
     return same and not node.kwargs and backward.issuperset(node.args[:2])

@@ -9,38 +9,51 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from memgraph.facts import kernel_scratch, regions
+from memgraph.facts import regions
 from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
-from memgraph.facts.bodies import Inside
-from memgraph.facts.costs import logical_bytes, seconds, storage_span
+from memgraph.facts.bodies import NodeReader
+from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.gradient_sums import gradient_sums
-from memgraph.facts.operators import family, short_name, twice_is_wrong
-from memgraph.facts.values import HEAVY, Value, kind_of, owned_bytes, root
+from memgraph.facts.operators import family, twice_is_wrong
+from memgraph.facts.values import Value, is_backward_input
+from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
 
 
 @dataclasses.dataclass(frozen=True)
 class JointFacts:
-    """A joint graph without its fx nodes.
-
-    forward, backward: values in execution order; the backward's are those that need a tangent, in the order of
-    Inductor's own split. between: values that either side may compute (neither forward outputs nor tangents need
-    them alone). stock_saved: what Inductor's own split saves. region_names: by region, in the order of the forward.
-    retained: saved values outlive the backward (`retain_graph=True`).
-    """
+    """A joint graph without its fx nodes: everything else is an index into `values`."""
 
     values: tuple[Value, ...]
+    """All values, in topological order."""
     forward: tuple[int, ...]
+    """The values that need no tangent, in execution order; a few of them serve the backward alone."""
     backward: tuple[int, ...]
+    """The values that need a tangent, in the order of Inductor's own split."""
     forward_outputs: tuple[int, ...]
+    """What the forward returns to the user."""
     backward_outputs: tuple[int, ...]
+    """The gradients."""
     stock_saved: frozenset[int]
+    """What Inductor's own split saves."""
     region_names: tuple[str, ...]
+    """By region, its name, in the order of the forward."""
     retained: bool = False
+    """Whether saved values outlive the backward (`retain_graph=True`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sides:
+    """The nodes of a joint graph, by the side that runs them."""
+
+    tangents: frozenset[fx.Node]
+    forward: tuple[fx.Node, ...]
+    backward: tuple[fx.Node, ...]
 
 
 def read_joint(
@@ -62,76 +75,77 @@ def read_joint(
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
-    position = {node: i for i, node in enumerate(nodes)}
-    by_name = {node.name: node for node in nodes}
-    outputs = _flat(next(iter(joint.graph.find_nodes(op="output"))).args[0])
-    tangents = {n for n in nodes if n.op == "placeholder" and ("tangent" in n.name or "bwd_rng" in n.name)}
-    needs_tangent = set(tangents)
-    for node in nodes:
-        if node not in needs_tangent and any(arg in needs_tangent for arg in node.all_input_nodes):
-            needs_tangent.add(node)
-    backward_only = {n for n in nodes if n in needs_tangent or n.meta.get("partitioner_tag") == "must_be_in_backward"}
-    forward = [n for n in nodes if n.op != "placeholder" and n not in backward_only]
-    backward = [
-        by_name[n.name]
-        for n in stock_backward.graph.nodes
-        if n.op not in ("placeholder", "output") and n.name in by_name and by_name[n.name] in backward_only
-    ]
+    sides = _sides(nodes, stock_backward)
+    region_of, found = _regions(sides)
     overwritten = overwritten_inputs(joint.graph.nodes)
-    users = [node for node in forward if node.meta.get("partitioner_tag") != "is_backward"]
-    paths = {node: regions.module_path(node.meta.get("nn_module_stack")) for node in forward}
-    assigned, found = regions.forward_regions(users, [paths[node] for node in users])
-    region_of = dict(zip(users, assigned, strict=True))
-    served = [node for node in forward if node not in region_of]
-    last = max(len(found) - 1, 0)
-    region_of |= regions.gradient_regions(served, region_of, found, last) | regions.gradient_regions(
-        backward, region_of, found, last
-    )
-
-    roots: dict[fx.Node, fx.Node] = {}
-    sums = gradient_sums(backward)
-    bodies = Inside(hardware, granularity)
-    values = []
+    reader = NodeReader(nodes, hardware, granularity)
+    sums, forward = gradient_sums(sides.backward), frozenset(sides.forward)
+    values: list[Value] = []
     for node in nodes:
-        roots[node] = root(node, roots)
-        val = node.meta.get("val")
+        value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
         tensor = isinstance(val, torch.Tensor)
-        kind = kind_of(node, val, node in tangents)
-        owns = roots[node] is node and tensor
-        path = paths.get(node, "")
-        called = bodies.of(node)
+        owns = tensor and value.storage == len(values)
         values.append(
-            Value(
-                name=node.name,
-                kind=kind,
-                inputs=tuple(position[arg] for arg in node.all_input_nodes),
-                storage=position[roots[node]],
-                bytes=owned_bytes(node, roots[node] is node, granularity),
-                seconds=called.seconds if called else seconds(node, hardware) if node.op == "call_function" else 0.0,
-                scratch=called.scratch if called else kernel_scratch.of_node(node, hardware.device),
+            dataclasses.replace(
+                value,
                 region=region_of.get(node, 0),
-                savable=tensor and kind not in ("tangent",),
+                savable=tensor and value.kind != "tangent",
                 fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
                 pin=_pin(node, pins or {}),
-                heavy=tensor and val.device.type == "cpu" and short_name(node.target) in HEAVY,
                 accumulates=node in sums,
-                movable=owns and kind != "primal" and _movable(val, hardware.device),
-                module=path,
+                movable=owns and value.kind != "primal" and _movable(val, hardware.device),
+                module=_path(node) if node in forward else "",
                 source=_source(node),
             )
         )
-    stock = {n.name for n in _flat(next(iter(stock_forward.graph.find_nodes(op="output"))).args[0])[num_fwd_outputs:]}
-    stock = (stock & by_name.keys()) | _replayed(backward, stock, overwritten, repeatable)
+    saved = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]}
+    saved = saved.intersection(node.name for node in nodes)
+    saved |= _replayed(sides.backward, saved, overwritten, repeatable)
+    place, outputs = reader.position, _outputs(joint)
     return JointFacts(
         values=tuple(values),
-        forward=tuple(position[n] for n in forward),
-        backward=tuple(position[n] for n in backward),
-        forward_outputs=tuple(position[n] for n in outputs[:num_fwd_outputs] if isinstance(n, fx.Node)),
-        backward_outputs=tuple(position[n] for n in outputs[num_fwd_outputs:] if isinstance(n, fx.Node)),
-        stock_saved=frozenset(position[by_name[name]] for name in stock),
+        forward=tuple(place[node] for node in sides.forward),
+        backward=tuple(place[node] for node in sides.backward),
+        forward_outputs=tuple(place[node] for node in outputs[:num_fwd_outputs] if isinstance(node, fx.Node)),
+        backward_outputs=tuple(place[node] for node in outputs[num_fwd_outputs:] if isinstance(node, fx.Node)),
+        stock_saved=frozenset(place[node] for node in nodes if node.name in saved),
         region_names=tuple(region.name for region in found),
         retained=retained,
     )
+
+
+def _sides(nodes: Sequence[fx.Node], stock_backward: fx.GraphModule) -> _Sides:
+    """Sort nodes by side, the backward's in the order of Inductor's own split, without those that the split dropped."""
+    tangents = {node for node in nodes if is_backward_input(node)}
+    late = set(tangents)
+    for node in nodes:
+        if not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    late |= {node for node in nodes if node.meta.get("partitioner_tag") == "must_be_in_backward"}
+    by_name = {node.name: node for node in late}
+    order = [node.name for node in stock_backward.graph.nodes if node.op not in ("placeholder", "output")]
+    return _Sides(
+        tangents=frozenset(tangents),
+        forward=tuple(node for node in nodes if node.op != "placeholder" and node not in late),
+        backward=tuple(by_name[name] for name in order if name in by_name),
+    )
+
+
+def _regions(sides: _Sides) -> tuple[dict[fx.Node, int], list[regions.Region]]:
+    """By node of either side, the number of its region; and the regions."""
+    users = [node for node in sides.forward if node.meta.get("partitioner_tag") != "is_backward"]
+    assigned, found = regions.forward_regions(users, [_path(node) for node in users])
+    region_of = dict(zip(users, assigned, strict=True))
+    served = [node for node in sides.forward if node not in region_of]
+    last = max(len(found) - 1, 0)
+    region_of |= regions.gradient_regions(served, region_of, found, last) | regions.gradient_regions(
+        sides.backward, region_of, found, last
+    )
+    return region_of, found
+
+
+def _path(node: fx.Node) -> str:
+    return regions.module_path(node.meta.get("nn_module_stack"))
 
 
 def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -151,7 +165,7 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
                 if target in by_description:
                     found.add(by_description[target])
     for node in nodes:
-        if node.op == "call_function" and family(node.target) == "view" and found.intersection(node.all_input_nodes):
+        if is_view(node) and found.intersection(node.all_input_nodes):
             found.add(node)
     return found
 
@@ -188,7 +202,8 @@ def _replayed(
     return found
 
 
-def _flat(outputs: object) -> list:
+def _outputs(graph: fx.GraphModule) -> list[Any]:
+    outputs = graph.graph.output_node().args[0]
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 

@@ -22,41 +22,42 @@ NOTHING: frozenset[int] = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Slots in execution order: first `inputs` slots that exist at the start, then one slot a step.
-
-    values: the value that each slot holds.  reads: the slots that each slot's step reads (empty for inputs).
-    outputs: slots that live on.  owned: input slots whose storage is freed after its last use; others are the caller's.
-    until: (slot, step): the slot's storage stands until that step is done at the least (a copy to another tier).
-    loads: steps that read nothing here and bring a value back from another tier.
-    settled: slots that are written to memory whatever reads them: sums of a gradient, so that what they add can go.
-    """
+    """Slots in execution order: first the inputs, which exist at the start, then one slot a step."""
 
     values: tuple[int, ...]
+    """By slot, the value that it holds."""
     reads: tuple[tuple[int, ...], ...]
+    """By slot, the slots that its step reads; none for inputs."""
     inputs: int
+    """The number of inputs."""
     outputs: frozenset[int]
+    """The slots that live on after the program."""
     owned: frozenset[int]
+    """The inputs whose storage is freed after its last use; the storages of the others are the caller's."""
     until: tuple[tuple[int, int], ...] = ()
+    """(slot, step): the slot's storage stands at least until that step is done, since it is copied to another tier."""
     loads: frozenset[int] = frozenset()
+    """The steps that bring a value back from another tier; they read nothing here."""
     settled: frozenset[int] = frozenset()
+    """The slots that are written to memory whatever reads them: sums of a gradient, so that their parts go."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """storage_of: the slot that owns each slot's bytes (-1: nothing allocated).
-
-    births, deaths: by storage slot, the slot whose step allocates it, the last one that reads it.
-
-    usage: bytes allocated during each slot's step, above what the program found when it started.
-    in_place: for a slot whose output takes the place of an input that dies there, that input's slot.
-    """
+    """What a program allocates, step by step. A storage is named by the slot that owns it."""
 
     storage_of: tuple[int, ...]
+    """By slot, its storage."""
     bytes: dict[int, int]
+    """By storage, its size."""
     births: dict[int, int]
+    """By storage, the slot whose step allocates it."""
     deaths: dict[int, int]
+    """By storage, the last slot whose step reads it."""
     usage: tuple[int, ...]
+    """By slot, the bytes that are allocated during its step, above those at the program's start."""
     in_place: dict[int, int]
+    """By slot whose output takes the place of an input that dies there, that input's slot."""
 
     @property
     def peak(self) -> int:
@@ -64,7 +65,7 @@ class Sweep:
 
 
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
-    """Run a program through the allocator's books."""
+    """Add up what is allocated while a program runs."""
     storage_of = _storages(values, program)
     real, touched = _kernels(values, program, storage_of, fused)
     births: dict[int, int] = {}
@@ -119,9 +120,9 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
 
 
 def _container(values: Sequence[Value], program: Program, slot: int) -> int:
-    """The slot of the operator with several outputs of which this slot takes one; -1 for every other slot.
+    """The slot of the operator with several outputs of which this slot is one; -1 for every other slot.
 
-    All outputs are allocated when it runs; those that nothing takes die there.
+    The operator allocates all its outputs; those that nothing reads die there.
     """
     reads = program.reads[slot]
     return reads[0] if len(reads) == 1 and values[program.values[reads[0]]].kind == "tuple" else -1
@@ -130,7 +131,7 @@ def _container(values: Sequence[Value], program: Program, slot: int) -> int:
 def _kernels(
     values: Sequence[Value], program: Program, storage_of: list[int], fused: bool
 ) -> tuple[list[bool], list[frozenset[int]]]:
-    """Which slots get a buffer, and the storages that the kernel of each reads, through what was inlined into it."""
+    """Which slots get a buffer, and by slot the storages that its kernel reads, those of inlined values included."""
     count = len(program.values)
     kinds = [values[value].kind for value in program.values]
     readers, wanted = _wanted(kinds, program)
@@ -163,8 +164,8 @@ def _kernels(
     return real, touched
 
 
-def _wanted(kinds: list[str], program: Program) -> tuple[list[int], list[bool]]:
-    """How many steps read each slot, and whether something that fuses with nothing does, through views as well."""
+def _wanted(kinds: Sequence[str], program: Program) -> tuple[list[int], list[bool]]:
+    """By slot, how many steps read it, and whether one of them fuses with nothing, itself or through views."""
     readers = [0] * len(kinds)
     wanted = [False] * len(kinds)
     for slot in (*program.outputs, *program.settled, *(slot for slot, _ in program.until)):
@@ -213,6 +214,6 @@ def _usage(
 
 
 def written(values: Sequence[Value], program: Program) -> set[int]:
-    """Values of a program that are written to memory. Pointwise ones that only fused operators read are not."""
+    """The values of a program that are written to memory: all but pointwise values that only fused operators read."""
     births = sweep(values, program, fused=True).births
     return {value for slot, value in enumerate(program.values) if slot in births}

@@ -21,26 +21,29 @@ from memgraph.facts.actions import Fixed, FixedKind
 
 Family = Literal["view", "pointwise", "reduction", "extern", "getitem", "symbol"]
 
+
+def aten_names(names: str) -> frozenset[str]:
+    """The qualified names of some of aten's operators."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 # Inductor inlines these into the kernels of their readers although torch does not tag them pointwise.
-GATHERS = frozenset(
-    "embedding index gather index_select full full_like arange scalar_tensor new_ones new_zeros "
-    "new_full ones zeros ones_like zeros_like empty empty_like constant_pad_nd cat clone "
-    "_to_copy select_scatter slice_scatter flip repeat roll triu tril where copy "
-    "lift_fresh_copy expand_copy rsqrt "
-    "_unsafe_index diagonal_scatter _unsafe_masked_index upsample_nearest2d slice_backward "
-    "select_backward".split()
+GATHERS = aten_names(
+    "embedding index gather index_select full full_like arange scalar_tensor new_ones new_zeros new_full ones zeros "
+    "ones_like zeros_like empty empty_like constant_pad_nd cat clone _to_copy select_scatter slice_scatter flip repeat "
+    "roll triu tril where copy lift_fresh_copy expand_copy rsqrt _unsafe_index diagonal_scatter _unsafe_masked_index "
+    "upsample_nearest2d slice_backward select_backward"
 )
-REDUCTIONS = frozenset(
+REDUCTIONS = aten_names(
     "sum mean amax amin max min any all argmax argmin prod var var_mean std _softmax _log_softmax logsumexp "
     "native_layer_norm native_group_norm _softmax_backward_data _log_softmax_backward_data "
     # Scatters read their inputs inlined, and write into the tensor that they start from.
-    "index_put _unsafe_index_put _unsafe_masked_index_put_accumulate scatter scatter_add scatter_reduce "
-    "index_add "
-    "prims::sum prims::prod prims::amax prims::amin prims::var prims::xor_sum".split()
-)
+    "index_put _unsafe_index_put _unsafe_masked_index_put_accumulate scatter scatter_add scatter_reduce index_add"
+) | frozenset("prims::sum prims::prod prims::amax prims::amin prims::var prims::xor_sum".split())
 # These return their input's storage although their schema does not say so.
-SILENT_VIEWS = frozenset(("_unsafe_view",))
-
+SILENT_VIEWS = aten_names("_unsafe_view")
+# The modules of the functions that compute with symbolic sizes.
+ARITHMETIC = frozenset(("_operator", "math", "torch"))
 
 # Namespaces in which an operator's schema and tags say all that it does.
 DESCRIBED = frozenset(("aten", "prims", "quantized_decomposed"))
@@ -72,18 +75,26 @@ SIZED = Fixed(FixedKind.SIZED_BY_DATA, "has an output whose size depends on data
 
 
 @functools.lru_cache(maxsize=4096)
-def short_name(target: Any) -> str:
-    """aten's operators by their name, `aten.mm.default` -> `mm`; all others with where they are from.
+def qualified_name(target: Any) -> str:
+    """An operator with its namespace, `aten::mm`, the same for all of its overloads; "" for what is no operator.
 
-    `prims.iota.default` -> `prims::iota`, a user's -> `mylib::mul`, `operator.mul` -> `_operator.mul`.
+    target: an overload, an operator with all of its overloads, or the name itself. All decisions go by this name: a
+    user's `mylib::mul` is not aten's.
     """
-    schema = getattr(target, "_schema", None)
-    if schema is not None:
-        return schema.name.removeprefix("aten::")
-    name = getattr(target, "__name__", str(target))
+    if isinstance(target, str):
+        return target
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order::{name}"
-    return f"{getattr(target, '__module__', '')}.{name}"
+        return f"higher_order::{target.__name__}"
+    return str(getattr(getattr(target, "overloadpacket", target), "_qualified_op_name", ""))
+
+
+@functools.lru_cache(maxsize=4096)
+def short_name(target: Any) -> str:
+    """A target's name for a reader: `mm` for an operator of aten, `mylib::mul`, `_operator.mul` for others."""
+    name = qualified_name(target)
+    if name:
+        return name.removeprefix("aten::")
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', str(target))}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -93,15 +104,15 @@ def family(target: Any) -> Family:
         return "getitem"
     schema = getattr(target, "_schema", None)
     if schema is None:
-        return "symbol" if getattr(target, "__module__", "") in ("_operator", "math", "torch") else "extern"
-    name = short_name(target)
+        return "symbol" if getattr(target, "__module__", "") in ARITHMETIC else "extern"
+    name = qualified_name(target)
     if name in SILENT_VIEWS:
         return "view"
     if not schema.is_mutable and any(r.alias_info is not None for r in schema.returns):
         return "view"
-    if name.startswith("sym_"):
+    if name.startswith("aten::sym_"):
         return "symbol"
-    namespace = schema.name.split("::")[0]
+    namespace = name.partition("::")[0]
     if namespace not in ("aten", "prims"):
         return "extern"
     if torch.Tag.pointwise in target.tags or name in GATHERS:

@@ -1,13 +1,12 @@
 """Regions: the stretches of a forward between which chains of recomputation may be cut.
 
 A region is a run of neighbouring forward operators. A new one begins where the element of the outermost module list
-changes (`model.layers.3`; what lies between two elements is a region too). A run that holds much of the graph, as all
-of a graph without a module list does, is cut further, where the fewest bytes cross. A module that runs several
+changes (`model.layers.3`); the operators between two elements are a region too. A run that holds much of the graph is
+cut further, where the fewest bytes cross: a graph without a module list is one such run. A module that runs several
 times (the cell of an unrolled LSTM, layers that share weights) has a region for each run.
 
-Autograd computes some values of its backward from forward values alone (1 - tanh(x)^2, x > 0). They belong to the
-region of the forward operator whose gradient they serve, not to the end of the forward, where they stand in the joint
-graph.
+Autograd computes some values of its backward from forward values alone (1 - tanh(x)^2, x > 0). They stand at the end of
+the forward in the joint graph, but belong to the region of the forward operator whose gradient they serve.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch.fx import Node
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
 
-# A run with more than one PARTS-th of the forward's operators, or with MOST of them, is cut into parts of LEAST or
-# more.
+# A run with more than one PARTS-th of the forward's operators, or with MOST operators, is cut into parts of at least
+# LEAST operators.
 PARTS = 24
 LEAST, MOST = 6, 64
 
@@ -55,7 +54,7 @@ def element_of(path: str) -> str:
 
 
 def matched(path: str, pattern: str) -> str | None:
-    """The module path, or the outermost of its parents, that the pattern matches; None where it matches none."""
+    """The module path, or the outermost of its parents, that the pattern matches; None if it matches none."""
     return next((prefix for prefix in parents(path) if fnmatch.fnmatchcase(prefix, pattern)), None)
 
 
@@ -67,16 +66,18 @@ def parents(path: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """One region.  name: to read.  element: the element of a module list that it is a part of, "" for none."""
+    """One region."""
 
     name: str
+    """For a reader."""
     element: str
+    """The element of a module list that it is a part of, "" if there is none."""
 
 
 def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[int], list[Region]]:
-    """A region for each forward operator (given in execution order), and the regions in that order.
+    """The region of each forward operator (they come in execution order), and the regions in that order.
 
-    paths: the module path of each operator, "" where it is not known.
+    paths: the module path of each operator, "" if it is not known.
     """
     starts = _starts(paths)
     bounds = [*starts, len(nodes)]
@@ -94,9 +95,9 @@ def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[i
 
 
 def _starts(paths: Sequence[str]) -> dict[int, Region]:
-    """By the first operator of each run: the run of operators that share an element, or that lie between two."""
+    """By the first operator of each run, the run: operators that share an element, or that lie between two."""
     starts: dict[int, Region] = {}
-    current, between = None, 0  # the element of the run at hand; None before the first
+    current, between = None, 0  # the element of the current run; None before the first one
     for position, path in enumerate(paths):
         element = element_of(path)
         if element and element != current:
@@ -155,8 +156,8 @@ def gradient_regions(
 ) -> dict[Node, int]:
     """The region of each operator that autograd added: that of the forward operator whose gradient it serves.
 
-    nodes: in execution order.  region_of: of the forward's operators.  start: the region of operators of which nothing
-    is known, until the first of which something is.
+    nodes: in execution order.  region_of: the region of each forward operator.  start: the region of the first
+    operators, as long as nothing is known of them.
     """
     by_sequence = {node.meta["seq_nr"]: region for node, region in region_of.items() if "seq_nr" in node.meta}
     visits: dict[str, list[int]] = {}

@@ -9,14 +9,16 @@ from typing import Literal
 import torch
 from torch import fx
 
+from memgraph.base.sizes import round_up
 from memgraph.facts.actions import Action, Fixed, Pin
 from memgraph.facts.costs import storage_span
-from memgraph.facts.operators import family, short_name
+from memgraph.facts.operators import aten_names, family, qualified_name
+from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
 
-# On the CPU Inductor materialises what has several readers and one of these in it (torch/_inductor/ir.py,
-# should_realize_on_reuse).
-HEAVY = frozenset(("exp", "sigmoid"))
+# On the CPU Inductor writes a value with one of these in it to memory if it has several readers
+# (torch/_inductor/ir.py, should_realize_on_reuse).
+HEAVY = aten_names("exp sigmoid")
 
 # Lowered to write into their first argument.
 WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add"))
@@ -26,34 +28,52 @@ Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """One node. bytes: of its own storage, 0 where it shares another's; a tuple's: of all its elements together.
-    seconds: to compute it once more.
-    hold: seconds that it costs to save it, beyond its bytes.  heavy: Inductor does not inline it into several readers.
-
-    storage: index of the value that owns the bytes. inputs: indices, each once. region: index of its region.
-    fixed: why it must not run twice, None where it may. pin: what the planner may not change, None where it chooses.
-    scratch: bytes that its operator holds beyond its outputs while it runs (a body's own values).
-    accumulates: whether it is one of several sums of a gradient, each but the last read by the next alone.
-    movable: whether its bytes may be copied to another tier and back: it owns them, they lie on the device, densely.
-    """
+    """One node as numbers. Values are named by their index in the graph's order."""
 
     name: str
     kind: Kind
     inputs: tuple[int, ...]
+    """The values that it reads, each once."""
     storage: int
+    """The value that owns its bytes: itself, or what it views."""
     bytes: int
+    """The bytes of its own storage, 0 if it shares another's; of a tuple, the bytes of all its elements together."""
     seconds: float
+    """The time to compute it once more."""
     region: int
     savable: bool
+    """Whether a forward may hand it to the backward: a tensor that is no tangent."""
     fixed: Fixed | None = None
+    """Why it must not run twice, None if it may."""
     pin: Pin | None = None
+    """What a rule, a tag or the graph asks for; None if the planner chooses."""
     hold: float = 0.0
+    """The seconds that it costs to save it, besides its bytes."""
     heavy: bool = False
+    """Whether Inductor writes it to memory rather than inline it into several readers."""
     movable: bool = False
+    """Whether its bytes may be copied to another tier and back: it owns them, and they lie densely on the device."""
     accumulates: bool = False
+    """Whether it is one of the sums by which a gradient adds up, each read by the next one alone."""
     scratch: int = 0
+    """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""
+    """The path of its module, "" if there is none."""
     source: str = ""
+    """The user's line that made it, as "file:line"."""
+
+    def pinned(self, kind: type[Action]) -> bool:
+        """Whether a pin asks for an action of this kind."""
+        return self.pin is not None and isinstance(self.pin.action, kind)
+
+
+def is_backward_input(node: fx.Node) -> bool:
+    """Whether an input of a joint graph is for the backward alone: a tangent, or the state of a generator.
+
+    AOTAutograd names its inputs by what they are, whatever the user's are named; torch's own partitioner goes by these
+    names as well.
+    """
+    return node.op == "placeholder" and ("tangent" in node.name or "bwd_rng" in node.name)
 
     def pinned(self, kind: type[Action]) -> bool:
         """Whether a pin asks for an action of this kind."""
@@ -61,20 +81,19 @@ class Value:
 
 
 def root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """The node that owns the storage: a getitem of an operator with several outputs owns its own."""
-    if node.op != "call_function":
-        return node
-    kind = family(node.target)
-    if kind == "view" and node.all_input_nodes or short_name(node.target) in WRITES_INTO:
+    """The node that owns a node's storage. Each output of an operator with several outputs owns its own.
+
+    roots: of the nodes before it.
+    """
+    if is_view(node) or qualified_name(node.target) in WRITES_INTO:
         return roots[node.all_input_nodes[0]]
-    if kind == "getitem":
-        container = node.args[0]
-        if family(container.target) == "view" and container.all_input_nodes:  # split, unbind: views in a list
-            return roots[container.all_input_nodes[0]]
+    if family(node.target) == "getitem" and is_view(node.args[0]):  # split, unbind: views in a list
+        return roots[node.args[0].all_input_nodes[0]]
     return node
 
 
 def kind_of(node: fx.Node, val: object, tangent: bool) -> Kind:
+    """How a node's value behaves in memory.  val: what it computes.  tangent: whether it is one."""
     if node.op == "placeholder":
         if tangent:
             return "tangent"
@@ -88,16 +107,16 @@ def kind_of(node: fx.Node, val: object, tangent: bool) -> Kind:
         return "symbol" if val is not None else "extern"
     if kind == "getitem" and family(node.args[0].target) == "view":
         return "view"
-    return "extern" if kind in ("getitem", "symbol") else kind
+    return "extern" if kind == "getitem" or kind == "symbol" else kind
 
 
 def owned_bytes(node: fx.Node, owner: bool, granularity: int) -> int:
     """The bytes that a node's own storages take: of a tuple, those of all its elements."""
     val = node.meta.get("val")
     parts = [] if not owner else val if isinstance(val, list | tuple) else [val]
-    return sum(-(-storage_span(t) // granularity) * granularity for t in parts if isinstance(t, torch.Tensor))
+    return sum(round_up(storage_span(part), granularity) for part in parts if isinstance(part, torch.Tensor))
 
 
 def fused_seconds(value: Value, hardware: Hardware) -> float:
-    """What a pointwise value costs where it is not written to memory."""
+    """The time of a pointwise value that is not written to memory."""
     return max(0.0, value.seconds - value.bytes / hardware.memory_bandwidth)

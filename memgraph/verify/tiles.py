@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.facts.tokens.region import STANDS_FOR, Region
+from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.verify.arguments import name_of
 from memgraph.verify.checks import show, signature
 from memgraph.verify.frame import History
@@ -37,7 +37,7 @@ _ADDING = ("memgraph::shard_product", "memgraph::shard_add", "aten::add", "aten:
 class TileError(Exception):
     """A tile that does not do what its region does."""
 
-    def __init__(self, region: Region, reason: str) -> None:
+    def __init__(self, region: TokenRegion, reason: str) -> None:
         self.region = region
         super().__init__(reason)
 
@@ -47,7 +47,7 @@ class _Call:
     """A tile where it is called."""
 
     node: fx.Node
-    region: Region
+    region: TokenRegion
     stands_for: tuple[str, ...]
     """For each output, the node of the graph before."""
 
@@ -71,7 +71,7 @@ class _Operand:
 def verify_tiles(
     before: fx.GraphModule,
     after: fx.GraphModule,
-    tiles: Sequence[tuple[Region, int]],
+    tiles: Sequence[tuple[TokenRegion, int]],
     tried: set[str] | None = None,
     room: int = ROOM,
 ) -> None:
@@ -116,7 +116,7 @@ def verify_tiles(
 # --- what the calls stand for ------------------------------------------------------------------------------
 
 
-def _calls(after: fx.GraphModule, region: Region) -> list[_Call]:
+def _calls(after: fx.GraphModule, region: TokenRegion) -> list[_Call]:
     """The calls that stand for a region's outputs.  Raises TileError unless each output has one."""
     found = []
     for node in after.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
@@ -189,7 +189,7 @@ def _inputs(
         yield call, [known[new[operand]] for operand in call.node.args[2:]]
 
 
-def _one(after: fx.GraphModule, before: fx.GraphModule, region: Region) -> fx.Node:
+def _one(after: fx.GraphModule, before: fx.GraphModule, region: TokenRegion) -> fx.Node:
     """The scalar 1 that stands for a region's tangent."""
     tangent = next(node for node in before.graph.nodes if node.name == region.tangent)
     for node in after.graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
@@ -215,7 +215,7 @@ def _check_ends(call: _Call, tile: fx.GraphModule, nodes: Mapping[str, fx.Node])
                 raise TileError(region, f"{node.name} of its tile is {show(got)}, not {show(want)}")
 
 
-def _check_shards(region: Region, tile: fx.GraphModule, shards: int) -> None:
+def _check_shards(region: TokenRegion, tile: fx.GraphModule, shards: int) -> None:
     """Raises TileError if a tile does not run the shards that were asked for."""
     rows = math.ceil(region.tokens / min(shards, region.tokens))
     runs = len(tile.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()))
@@ -223,7 +223,7 @@ def _check_shards(region: Region, tile: fx.GraphModule, shards: int) -> None:
         raise TileError(region, f"its tile runs {runs} shards, not {math.ceil(region.tokens / rows)}")
 
 
-def _check_sums(region: Region, tile: fx.GraphModule) -> None:
+def _check_sums(region: TokenRegion, tile: fx.GraphModule) -> None:
     """Raises TileError if shards are added up in a short type, or a write into a value changes what others read.
 
     A trial on small data can see neither.

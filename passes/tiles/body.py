@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph.facts.operators import family, short_name
-from memgraph.facts.tokens.find import Region
-from memgraph.facts.tokens.states import LENGTHS, SIZED, SUM, Mixed, State, Tokens, counts_from_zero, shape_of
+from memgraph.facts.operators import family, qualified_name
+from memgraph.facts.tokens.kinds import COUNTERS, SIZED
+from memgraph.facts.tokens.nodes import counts_from_zero, shape_of
+from memgraph.facts.tokens.region import TokenRegion
+from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State
+from memgraph.facts.views import view_base
 from memgraph.passes.insert import call
 from memgraph.runtime.tile_ops import accumulator
 
@@ -41,7 +44,7 @@ class Body:
 
 def shard_shape(shape: Sequence[int], state: State, rows: int) -> list[int]:
     """The shape of a value for a shard of `rows` tokens."""
-    if not isinstance(state, Tokens):
+    if not isinstance(state, Sharded):
         return list(shape)
     sizes = list(shape)
     for dim in state.dims[:-1]:
@@ -52,7 +55,7 @@ def shard_shape(shape: Sequence[int], state: State, rows: int) -> list[int]:
 
 def build_body(
     nodes: Mapping[str, fx.Node],
-    region: Region,
+    region: TokenRegion,
     names: Sequence[str],
     inputs: Mapping[str, torch.Tensor],
     outputs: Sequence[str],
@@ -63,7 +66,7 @@ def build_body(
 
     names: the region's nodes that the body runs, in order.  inputs: by name, the shard's inputs as fake tensors.
     The caller computes products that sum over tokens. For a mean over tokens the body returns the shard's share.
-    Raises Mixed where a value does not have the shape that the token flow says.
+    Raises MixesTokens where a value does not have the shape that the token flow says.
     """
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -77,22 +80,24 @@ def build_body(
         state = region.states[name]
         args = _resized(node, list(args), state, rows)
         try:
-            if state == SUM and short_name(node.target) == "mean":
+            if state == PARTIAL and qualified_name(node.target) == "aten::mean":
                 made = _share(graph, mode, node, args, kwargs)
             else:
                 made = call(graph, mode, node.target, *args, name=name, **kwargs)
         except Exception as error:  # an operator may raise anything on arguments that do not fit
-            raise Mixed(node, f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}") from error
+            raise MixesTokens(
+                node, f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}"
+            ) from error
         new[node] = made
         value = made.meta["val"]
-        sliced = isinstance(state, Tokens) and isinstance(value, torch.Tensor)
+        sliced = isinstance(state, Sharded) and isinstance(value, torch.Tensor)
         if sliced and list(value.shape) != shard_shape(shape_of(node), state, rows):
-            raise Mixed(node, f"gives {list(value.shape)} for {rows} of {region.tokens} tokens")
+            raise MixesTokens(node, f"gives {list(value.shape)} for {rows} of {region.tokens} tokens")
     exposed: dict[fx.Node, int] = {}
     values, products = {}, {}
     for name in outputs:
         node, made = nodes[name], new[nodes[name]]
-        if region.states[name] == SUM and short_name(node.target) == "mm":
+        if region.states[name] == PARTIAL and qualified_name(node.target) == "aten::mm":
             products[name] = (made.args[0], made.args[1])
             for factor in products[name]:
                 base = view_base(factor)
@@ -100,7 +105,7 @@ def build_body(
                     exposed.setdefault(base, len(exposed))
         else:
             if view_base(made).op == "placeholder":
-                raise Mixed(node, "is an input of its region")
+                raise MixesTokens(node, "is an input of its region")
             values[name] = exposed.setdefault(made, len(exposed))
     graph.output(tuple(exposed))
     for node in reversed(graph.nodes):  # the products that the caller computes; views stay, since factors are views
@@ -117,25 +122,18 @@ def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwarg
     return call(graph, mode, aten.div.Tensor, total, count, name=node.name)
 
 
-def view_base(node: fx.Node) -> fx.Node:
-    """The value that a view is made of, through any number of views."""
-    while node.op == "call_function" and family(node.target) == "view":
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _resized(node: fx.Node, args: list[Any], state: State, rows: int) -> list[Any]:
     """The arguments for one shard: sizes of the output are replaced by those of the shard."""
-    name = short_name(node.target)
-    if not isinstance(state, Tokens):
+    name = qualified_name(node.target)
+    if not isinstance(state, Sharded):
         return args
-    if name in LENGTHS:
+    if name in COUNTERS:
         if not counts_from_zero(node):
-            raise Mixed(node, "does not count from 0")
+            raise MixesTokens(node, "does not count from 0")
         return [rows * state.factor]
-    if name == "as_strided":
+    if name == "aten::as_strided":
         if not args[0].meta["val"].is_contiguous():
-            raise Mixed(node, "picks by strides")
+            raise MixesTokens(node, "picks by strides")
         args[1] = shard_shape(shape_of(node), state, rows)
         args[2] = torch.empty(args[1], device="meta").stride()
     if name in SIZED:

@@ -12,8 +12,9 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
-from memgraph.facts.tokens.find import Region
-from memgraph.facts.tokens.states import SUM, Mixed, Tokens, apart, shape_of
+from memgraph.facts.tokens.nodes import shape_of
+from memgraph.facts.tokens.region import TokenRegion
+from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, apart
 from memgraph.passes.insert import call
 from memgraph.passes.tiles.body import Body, build_body, shard_shape, sizes
 from memgraph.passes.tiles.stored import CalledGraph
@@ -22,7 +23,7 @@ from memgraph.runtime.tile_ops import accumulator
 aten = torch.ops.aten
 
 
-def needed(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
     """The nodes of a region that some outputs are computed from, and the inputs that they read, both in order."""
     inside, found, pending = region.nodes, set(), [nodes[name] for name in outputs]
     read: set[str] = set()
@@ -43,7 +44,7 @@ def needed(nodes: Mapping[str, fx.Node], region: Region, outputs: Sequence[str])
 
 def build_tile(
     nodes: Mapping[str, fx.Node],
-    region: Region,
+    region: TokenRegion,
     names: Sequence[str],
     inputs: Sequence[str],
     outputs: Sequence[str],
@@ -91,7 +92,7 @@ def build_tile(
 
 def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
     """A sharded value with its tokens along one dimension."""
-    if not isinstance(state, Tokens) or len(state.dims) == 1:
+    if not isinstance(state, Sharded) or len(state.dims) == 1:
         return node
     if state.spread:
         sizes = dict(zip(state.dims, state.spread, strict=True))
@@ -109,13 +110,13 @@ def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
     return call(graph, mode, aten.view.default, node, merged)
 
 
-def _side_by_side(state: Tokens, rank: int) -> list[int]:
+def _side_by_side(state: Sharded, rank: int) -> list[int]:
     """An order of the dimensions in which the token dimensions follow one another, ending where the last of them is."""
     last = state.dims[-1]
     return [*(dim for dim in range(last) if dim not in state.dims), *state.dims, *range(last + 1, rank)]
 
 
-def _dim(state: Tokens, shape: Sequence[int]) -> int:
+def _dim(state: Sharded, shape: Sequence[int]) -> int:
     """The token dimension of what `_flat` returns."""
     return state.dims[-1] - len(state.dims) + 1 if apart(state, shape) else state.dims[0]
 
@@ -128,7 +129,7 @@ def _viewable(value: torch.Tensor, first: int, last: int) -> bool:
 
 
 def _slice(graph: fx.Graph, mode: Any, flat: fx.Node, whole: fx.Node, state: Any, start: int, rows: int) -> fx.Node:
-    if not isinstance(state, Tokens):
+    if not isinstance(state, Sharded):
         return flat
     dim, factor = _dim(state, shape_of(whole)), state.factor
     part = flat
@@ -172,13 +173,13 @@ def _gather(
     before: fx.Node | None,
     part: fx.Node,
     node: fx.Node,
-    region: Region,
+    region: TokenRegion,
     name: str,
     start: int,
 ) -> fx.Node:
     """Put one more shard of an output into its place, or add it."""
     state = region.states[name]
-    if state == SUM:
+    if state == PARTIAL:
         wide = accumulator(part.meta["val"].dtype)
         if wide != part.meta["val"].dtype:
             part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
@@ -192,9 +193,9 @@ def _gather(
 
 
 def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: Any) -> fx.Node:
-    """An output with the shape, dtype and strides that it had.  Raises Mixed where the strides differ."""
+    """An output with the shape, dtype and strides that it had.  Raises MixesTokens where the strides differ."""
     old = node.meta["val"]
-    if isinstance(state, Tokens) and apart(state, old.shape):
+    if isinstance(state, Sharded) and apart(state, old.shape):
         order = _side_by_side(state, old.dim())
         result = call(graph, mode, aten.view.default, result, [old.shape[dim] for dim in order])
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
@@ -203,13 +204,13 @@ def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: A
     if result.meta["val"].dtype != old.dtype:
         result = call(graph, mode, torch.ops.prims.convert_element_type.default, result, old.dtype)
     if result.meta["val"].stride() != old.stride():
-        raise Mixed(node, f"comes out with strides {result.meta['val'].stride()}, not {old.stride()}")
+        raise MixesTokens(node, f"comes out with strides {result.meta['val'].stride()}, not {old.stride()}")
     return result
 
 
 def signature(
     nodes: Mapping[str, fx.Node],
-    region: Region,
+    region: TokenRegion,
     names: Sequence[str],
     inputs: Sequence[str],
     outputs: Sequence[str],

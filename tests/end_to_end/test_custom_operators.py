@@ -17,7 +17,8 @@ from memgraph.facts.costs import seconds
 from memgraph.facts.joint import read_joint
 from memgraph.facts.operators import draws, family, short_name
 from memgraph.facts.tokens.linear import linear
-from memgraph.facts.tokens.states import Mixed, rule_of
+from memgraph.facts.tokens.rules import rule_of
+from memgraph.facts.tokens.states import MixesTokens
 from memgraph.machine.hardware import built_in
 from memgraph.passes.graphs import Joint, Split
 from memgraph.passes.partition import partition
@@ -400,7 +401,7 @@ def test_namesakes_of_atens_operators_are_not_taken_for_them(name, shapes, rest)
     node = call_of(getattr(torch.ops.namesake, name).default, *shapes, rest=rest)
     assert short_name(known.target) == name and short_name(node.target) == f"namesake::{name}"
     rule_of(known)
-    with pytest.raises(Mixed, match=f"namesake::{name} has no rule"):
+    with pytest.raises(MixesTokens, match=f"namesake::{name} has no rule"):
         rule_of(node)
     assert family(node.target) == "extern"
     first = node.all_input_nodes[0]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memgraph.facts.tokens.states import SUM, WHOLE, Tokens
+from memgraph.facts.tokens.states import PARTIAL, REPLICATED, Sharded
 from tests.support.tiles import (
     BATCH,
     LENGTH,
@@ -54,11 +54,11 @@ def test_a_whole_region():
     joint, region = region_of(mlp())
     assert (region.kind, region.module, region.tokens) == ("mlp", "", TOKENS)
     assert (region.tangent, region.chain) == ("", ())  # the tangent is a token's own as well
-    weights = {name: WHOLE for name in ("primals_1", "primals_2", "primals_4", "primals_5")}
-    tokens = {name: Tokens((0, 1)) for name in ("primals_3", "tangents_1")}
+    weights = {name: REPLICATED for name in ("primals_1", "primals_2", "primals_4", "primals_5")}
+    tokens = {name: Sharded((0, 1)) for name in ("primals_3", "tangents_1")}
     assert {name: region.states[name] for name in region.inputs} == weights | tokens
     left = [(name, spelled(region.states[name])) for name in region.outputs]
-    assert left == [("addmm_1", "0"), ("mm_1", "sum"), ("mm_2", "0"), ("mm_3", "sum"), ("sum_2", "sum")]
+    assert left == [("addmm_1", "0"), ("mm_1", "partial"), ("mm_2", "0"), ("mm_3", "partial"), ("sum_2", "partial")]
     assert set(region.outputs) <= region.nodes and not region.nodes.intersection(region.inputs)
     # addmm, relu and its mask, the gradient of the relu before and after, in 8 bytes but the mask in one
     assert region.row_bytes == WIDE * 8
@@ -112,7 +112,7 @@ def test_what_a_token_does_by_itself(name):
     _, region = region_of(mlp(MIDDLES[name], **parts))
     assert region.kind == "mlp"
     assert spelled(region.states["addmm"]) == "0"
-    sums = [name for name in region.outputs if region.states[name] == SUM]
+    sums = [name for name in region.outputs if region.states[name] == PARTIAL]
     assert len(sums) >= 3 and "addmm_1" in region.outputs  # gradients of weights and biases; y
 
 
@@ -140,7 +140,7 @@ def test_two_branches_of_one_input():
         a=linear(WIDTH, 16), b=linear(WIDTH, 16), down=linear(32, WIDTH),
     )  # fmt: skip
     joint, region = region_of(module)
-    thin = [name for name in region.outputs if region.states[name] != SUM]
+    thin = [name for name in region.outputs if region.states[name] != PARTIAL]
     assert thin == ["addmm_2", "add"]
     assert states(joint, region)["cat"] == "0,1"
 
@@ -152,7 +152,7 @@ def test_gated():
     )  # fmt: skip
     _, region = region_of(module)
     assert region.inputs == ("primals_1", "primals_2", "primals_3", "primals_4", "tangents_1")
-    assert [spelled(region.states[name]) for name in region.outputs] == ["0", "sum", "sum", "sum", "0,1"]
+    assert [spelled(region.states[name]) for name in region.outputs] == ["0", "partial", "partial", "partial", "0,1"]
 
 
 def test_adapters_inside():
@@ -165,14 +165,14 @@ def test_adapters_inside():
     joint, region = region_of(module)
     crossing = {node.name for node in joint.graph.graph.nodes if node.name in region.inputs and node.name[0] != "p"}
     assert crossing == {"mm", "tangents_1"}
-    assert [name for name in region.outputs if region.states[name] == SUM] == ["mm_3"]  # of b; a's is made outside
+    assert [name for name in region.outputs if region.states[name] == PARTIAL] == ["mm_3"]  # of b; a's is made outside
 
 
 @pytest.mark.parametrize("shape", [(7, WIDTH), (1, 7, WIDTH), (7, 1, WIDTH), (2, 3, 2, WIDTH)])
 def test_dimensions_before_the_features(shape):
     _, region = region_of(mlp(), floats(*shape))
     kept = tuple(n for n, size in enumerate(shape[:-1]) if size != 1)
-    assert region.states["primals_3"] == Tokens(kept)
+    assert region.states["primals_3"] == Sharded(kept)
     assert region.tokens == torch.Size(shape[:-1]).numel()
 
 
@@ -180,14 +180,14 @@ def test_dimensions_before_the_features(shape):
 def test_as_many_tokens_as_features(length):
     """A weight has as many rows as there are tokens, and is still whole."""
     _, region = region_of(mlp(lambda m, h: m.norm(h), norm=nn.LayerNorm(WIDE)), floats(BATCH, length, WIDTH))
-    whole = [name for name in region.inputs if region.states[name] == WHOLE]
+    whole = [name for name in region.inputs if region.states[name] == REPLICATED]
     assert len(whole) == 6 and len(region.inputs) == 8
 
 
 def test_what_leaves_wide():
     """Where nothing makes the rows thin again a region still reduces what its wide values take together."""
     _, region = region_of(Of(lambda m, x: m.up(x).sin().exp().sum(), up=linear(WIDTH, WIDE)))
-    assert region.kind == "loss" and region.outputs[0] == "sum_1" and region.states["sum_1"] == SUM
+    assert region.kind == "loss" and region.outputs[0] == "sum_1" and region.states["sum_1"] == PARTIAL
 
 
 def test_a_wide_mean_of_the_users():
@@ -195,7 +195,7 @@ def test_a_wide_mean_of_the_users():
     module = mlp()
     module.function = lambda m, x: (m.down(h := m.up(x).relu()), h.abs().mean())
     _, region = region_of(module)
-    assert region.states["mean"] == SUM and "mean" in region.outputs
+    assert region.states["mean"] == PARTIAL and "mean" in region.outputs
 
 
 def test_a_thin_part_of_what_is_wide():
@@ -209,7 +209,7 @@ def test_a_wide_sum_of_the_users():
     module = mlp()
     module.function = lambda m, x: (m.down(h := m.up(x).relu()), h.abs().sum())
     _, region = region_of(module)
-    assert [name for name in region.outputs if region.states[name] == SUM][0] == "sum_1"
+    assert [name for name in region.outputs if region.states[name] == PARTIAL][0] == "sum_1"
 
 
 def test_experts_with_sorted_rows():
@@ -243,10 +243,10 @@ def test_experts_with_sorted_rows():
     assert found["iota"] == f"{twice} routed at routed"
     assert found["histc"] == found["cumsum"] == "routing"
     assert found["grouped_mm_fallback"] == f"{twice} routed"
-    assert found["grouped_mm_fallback_backward"] == f"{twice} routed | sum"
+    assert found["grouped_mm_fallback_backward"] == f"{twice} routed | partial"
     assert spelled(region.states["index_put"]) == f"{twice} at routed"  # where each row of the tokens' has gone
     assert spelled(region.states["index_2"]) == twice  # and back
-    assert all(region.states[name] == SUM or region.states[name].crosses for name in region.outputs)
+    assert all(region.states[name] == PARTIAL or region.states[name].crosses for name in region.outputs)
 
 
 def test_experts_with_gathered_weights():
@@ -263,7 +263,7 @@ def test_experts_with_gathered_weights():
     joint, region = region_of(Of(forward, router=linear(WIDTH, 4), up=up, down=down))
     found = states(joint, region)
     assert region.row_bytes == 2 * WIDTH * WIDE * 8
-    assert found["bmm"] == found["index"] == "0 x2" and found["index_put"] == "sum"
+    assert found["bmm"] == found["index"] == "0 x2" and found["index_put"] == "partial"
 
 
 # --- losses -----------------------------------------------------------------------------------------------
@@ -400,6 +400,21 @@ def test_what_mixes_tokens_is_refused_by_name(name):
     assert joint.refused[0].node in {node.name for node in joint.graph.graph.nodes}
 
 
+def test_a_matrix_between_all_tokens():
+    """Each token computes its row of the matrix by itself, and multiplies it with the rows of all tokens.
+
+    Where those are given, the product is the token's own.
+    """
+
+    def between(m, h):
+        rows = h.flatten(0, 1)
+        return (m.row(rows) @ rows).view(h.shape)
+
+    joint = joint_of(mlp(between, row=linear(WIDE, TOKENS)), floats())
+    assert [region.module for region in joint.regions] == ["down"]
+    assert joint.refused[0].module == "up" and "both by tokens and whole" in joint.refused[0].reason
+
+
 def test_a_thin_way_back_into_the_region():
     """A mean over all tokens of two features would leave the region thin, and scales what is wide."""
     module = mlp(lambda m, h: h * m.b(m.a(h).mean((0, 1))), a=linear(WIDE, 2), b=linear(2, WIDE))
@@ -412,7 +427,7 @@ def test_a_sequence_may_be_the_token():
     module = mlp(lambda m, h: h * m.b(m.a(h).mean(1, keepdim=True)), a=linear(WIDE, 2), b=linear(2, WIDE))
     joint = joint_of(module, floats())
     (region,) = joint.regions
-    assert region.tokens == BATCH and region.states["addmm"] == Tokens((0,), LENGTH)
+    assert region.tokens == BATCH and region.states["addmm"] == Sharded((0,), LENGTH)
     assert [refused.module for refused in joint.refused] == ["up"]  # by tokens
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from memgraph.base import compat
 from memgraph.facts.operators import short_name
 from memgraph.facts.regions import module_path
-from memgraph.facts.tokens.states import Mixed
+from memgraph.facts.tokens.states import MixesTokens
 from memgraph.verify.rewrite import snapshot
 from tests.support.graphs import capture_module
 from tests.support.tiles import Joint
@@ -167,7 +167,7 @@ def check(joint: Joint, shards: int) -> None:
             assert joint.error(shards, list(regions), floor=1.0) < 1e-10
             if regions is joint.regions:
                 return
-        except Mixed as problem:  # a part of a wide value leaves with the strides of the whole
+        except MixesTokens as problem:  # a part of a wide value leaves with the strides of the whole
             assert "comes out with strides" in problem.reason
 
 

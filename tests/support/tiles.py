@@ -11,8 +11,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from memgraph.facts.tokens.find import Refused, Region, find_regions
-from memgraph.facts.tokens.states import State, Tokens
+from memgraph.facts.tokens.find import find_regions
+from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
+from memgraph.facts.tokens.states import RowOrder, Sharded, State
 from memgraph.passes import graphs
 from memgraph.passes.tile import tile
 from memgraph.verify.tiles import verify_tiles
@@ -71,19 +72,19 @@ class Joint:
     data: tuple[Tensor, ...]
 
     @functools.cached_property
-    def regions(self) -> tuple[Region, ...]:
+    def regions(self) -> tuple[TokenRegion, ...]:
         return find_regions(self.graph)[0]
 
     @functools.cached_property
-    def refused(self) -> tuple[Refused, ...]:
+    def refused(self) -> tuple[RefusedRegion, ...]:
         return find_regions(self.graph)[1]
 
-    def tiled(self, shards: int, regions: Sequence[Region] | None = None) -> fx.GraphModule:
+    def tiled(self, shards: int, regions: Sequence[TokenRegion] | None = None) -> fx.GraphModule:
         """A copy with so many shards of some regions, of all that there are unless told."""
         plan = graphs.TilePlan(tuple((region, shards) for region in regions or self.regions))
         return tile(graphs.Joint(self.graph, 1), plan).graphs.module
 
-    def error(self, shards: int, regions: Sequence[Region] | None = None, floor: float = 0.0) -> float:
+    def error(self, shards: int, regions: Sequence[TokenRegion] | None = None, floor: float = 0.0) -> float:
         """How far a tiled copy, which the verifier accepts, is from the graph in any output."""
         tiled = self.tiled(shards, regions)
         verify_tiles(self.graph, tiled, [(region, shards) for region in regions or self.regions])
@@ -137,9 +138,9 @@ def spelled(state: State) -> str:
     """A state in a few letters: dimensions, entries a token, order and what positions point into."""
     if isinstance(state, tuple):
         return " | ".join(map(spelled, state))
-    if not isinstance(state, Tokens):
+    if not isinstance(state, Sharded):
         return type(state).__name__.lower()
     text = ",".join(map(str, state.dims))
     text += f" x{state.factor}" if state.factor != 1 else ""
-    text += f" {state.order}" if state.order != "tokens" else ""
-    return text + (f" at {state.points}" if state.points else "")
+    text += f" {state.order.value}" if state.order is not RowOrder.TOKENS else ""
+    return text + (f" at {state.points.value}" if state.points else "")

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from memgraph.base.errors import VerifyError
-from memgraph.facts.tokens.states import SIZED, Mixed
+from memgraph.facts.tokens.kinds import SIZED
+from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.insert import call
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles import body as bodies
@@ -318,8 +319,8 @@ def test_shares_of_a_mean_that_are_means_themselves(monkeypatch):
 
 def test_an_operator_that_keeps_the_size_of_the_whole(monkeypatch):
     joint = joint_of(mlp(), floats())
-    monkeypatch.delitem(SIZED, "view")
-    with pytest.raises(Mixed, match="view does not run on 6 of 12 tokens"):
+    monkeypatch.delitem(SIZED, "aten::view")
+    with pytest.raises(MixesTokens, match="view does not run on 6 of 12 tokens"):
         joint.tiled(2)
 
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import memgraph
 from memgraph.base.errors import VerifyError
 from memgraph.facts.operators import short_name
-from memgraph.facts.tokens.states import Tokens
+from memgraph.facts.tokens.states import Sharded
 from memgraph.machine.measure import peak_above_start
 from memgraph.passes.tiles import body as bodies
 from memgraph.passes.tiles import shards as tile_graph
@@ -63,7 +63,7 @@ def without_scale(node, args, state, rows):
 
 
 def rowless(graph, mode, before, part, node, region, name, start):
-    if isinstance(region.states[name], Tokens) and start:
+    if isinstance(region.states[name], Sharded) and start:
         return before
     return tile_graph_gather(graph, mode, before, part, node, region, name, start)
 

@@ -1,8 +1,8 @@
 """Memory that a kernel of ATen allocates and frees within one call, on the CPU: no wrapper and no graph shows it.
 
-`rules` says how much an operator takes, exactly or at most; `trial` runs an operator once and measures it; `known`
-decides between them for one compilation and notes what it could not find out. What counts is what torch's allocator
-hands out (oneDNN's included): the bytes of `memgraph.measure_peak`, and of a budget.
+`rules` says how many bytes an operator takes, exactly or at most; `trial` runs an operator once and measures it;
+`known` decides between them for one compilation and notes what it could not find out. All bytes that torch's allocator
+hands out count (oneDNN's included), as in `memgraph.measure_peak` and in a budget.
 """
 
 from __future__ import annotations

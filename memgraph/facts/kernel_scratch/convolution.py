@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from memgraph.base.sizes import round_up
 from memgraph.facts.kernel_scratch.operands import Call, Operand
 
 _LANES = 16  # of float32 in the widest vector
@@ -37,7 +38,7 @@ def backward(call: Call) -> int:
     return max(copies + _work(), _columns(wide, narrow, weight, groups))
 
 
-def _result(outputs: object) -> Operand:
+def _result(outputs: Operand | tuple[Operand, ...]) -> Operand:
     return outputs if isinstance(outputs, Operand) else outputs[0]
 
 
@@ -67,7 +68,7 @@ def _sides(groups: int, dtype: torch.dtype, *channels: int) -> int:
 
 
 def _whole(channels: int) -> int:
-    return -(-channels // _LANES) * _LANES
+    return round_up(channels, _LANES)
 
 
 def _columns(unfolded: Operand, positions: Operand, weight: Operand, groups: int) -> int:

@@ -16,13 +16,15 @@ from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
 from memgraph.facts.kernel_scratch import trial
 from memgraph.facts.kernel_scratch.machine import fingerprint
-from memgraph.facts.kernel_scratch.operands import Call, Indescribable, qualified_name
+from memgraph.facts.kernel_scratch.operands import Call, Indescribable
 from memgraph.facts.kernel_scratch.rules import rule_of
+from memgraph.facts.operators import qualified_name
 from memgraph.machine import memory
 
-# Of an operator without a bound, a trial may take so many times its operands: columns of a 3 x 3 convolution, twice.
+# The trial of an operator without a bound may take this many times its operands: twice the columns of a 3 x 3
+# convolution.
 _UNBOUNDED = 18
-# Trials that are smaller than this are made under every budget: what a plan cannot know may break it.
+# Smaller trials are made under every budget: bytes that a plan does not know may break it.
 SMALL = 64 * 1024**2
 _KEPT = 4096  # figures on disk
 _NOTES = 8
@@ -31,13 +33,14 @@ _measured: dict[str, int] = {}  # by fingerprint and call; a figure never change
 
 
 class Kernels:
-    """Looks up kernels for one compilation and remembers what it could not find out.
-
-    room: bytes that the operands of a trial may take; 0 for no trials.  machine: bytes that they and
-    the largest scratch they may have can take, by default the same.  store: where figures are kept beyond this process.
-    """
+    """Looks up kernels for one compilation and remembers what it could not find out."""
 
     def __init__(self, room: int = 0, store: Store | None = None, *, machine: int | None = None) -> None:
+        """room: bytes that the operands of a trial may take; 0 for no trials.
+
+        machine: bytes that the operands and the largest possible scratch of a trial may take, by default the same.
+        store: keeps figures beyond this process.
+        """
         self.room, self.store = room, store
         self.machine = room if machine is None else machine
         self._unknown: dict[str, tuple[int | None, str]] = {}
@@ -45,7 +48,7 @@ class Kernels:
         self._elsewhere: set[str] = set()
 
     def bytes_of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int:
-        """The most bytes that a kernel holds beyond its outputs; 0, with a note, where nothing at all is known.
+        """The most bytes that a kernel holds beyond its outputs; 0, with a note, if nothing at all is known.
 
         op: an OpOverload or its packet.  args, kwargs, outputs: tensors, FX nodes, or anything with the fields `size`,
         `stride` and `dtype`; and plain data.
@@ -61,7 +64,7 @@ class Kernels:
             bound = rule.bytes(call) if rule else None
         except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
             return self._not_known(call.name, None, f"its rule failed: {problem!r}")
-        if rule and (rule.exact or bound == 0):
+        if rule is not None and bound is not None and (rule.exact or bound == 0):
             return bound
         known = self._kept(key := f"{fingerprint()} {call}")
         if known is not None:
@@ -114,7 +117,7 @@ class Kernels:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For a report: whose scratch is not known, how much is counted for it, and why."""
+        """For a report: the operators whose scratch is not known, how much is counted for them, and why."""
         found = [
             f"scratch memory of {name} is not known ({reason}): "
             + ("none is counted" if bound is None else f"up to {format_size(bound)} is counted for a call")
@@ -151,7 +154,7 @@ def looking_up(kernels: Kernels) -> Iterator[Kernels]:
 
 
 def figures() -> Store | None:
-    """The figures in memgraph's cache folder; None where there can be no such folder."""
+    """The figures in memgraph's cache folder; None if there can be no such folder."""
     try:
         return Store(cache_folder() / "kernels", kept=_KEPT)
     except OSError:
@@ -159,11 +162,12 @@ def figures() -> Store | None:
 
 
 def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
-    """Kernels that are tried where they fit.
+    """Kernels that are tried if the trial fits.
 
-    budget, taken: bytes; what a step of the compiled function may reach, and what is allocated now. The operands of a
-    trial stay under the budget, as they must when the step runs, but for small ones: those are tried under every
-    budget, since what a plan does not know may break it. A trial as a whole takes half of what the machine has left.
+    budget: the bytes that a step of the compiled function may reach.  taken: the bytes that are allocated now. The
+    operands of a trial stay under the budget, as they must when the step runs. Small ones are an exception: they are
+    tried under every budget, since bytes that a plan does not know may break it. A whole trial takes at most half of
+    the memory that the machine has left.
     """
     free = memory.free_memory() // 2
     room = free if budget is None else min(free, max(budget - taken, SMALL))
@@ -171,8 +175,8 @@ def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
 
 
 def for_dry_run(cache: bool) -> Kernels:
-    """Kernels of which small calls run alone (as tiles do in a dry run); else rules, and what was measured before.
+    """Kernels that try small calls only (a dry run tries small tiles as well), and go by rules and kept figures else.
 
-    Without them the bounds of a convolution's scratch stand for it: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
+    Without trials a convolution's scratch is its bound: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
     """
     return Kernels(SMALL, figures() if cache else None, machine=memory.free_memory() // 2)

@@ -1,4 +1,4 @@
-"""What the choice of a kernel depends on besides its arguments."""
+"""What the choice of a kernel depends on, apart from its arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def fingerprint() -> str:
-    """All of this process and machine that decides over kernels and their scratch, as text."""
+    """All facts of this process and machine that decide about kernels and their scratch, as text."""
     backend = torch.backends.mkldnn
     return "|".join(
         map(

@@ -9,13 +9,14 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.kernel_scratch.known import current
-from memgraph.facts.kernel_scratch.operands import Operand, described, qualified_name
+from memgraph.facts.kernel_scratch.operands import Operand, described
 from memgraph.facts.kernel_scratch.rules import RULES
-from memgraph.facts.operators import family
+from memgraph.facts.operators import family, qualified_name
 from memgraph.runtime import tile_ops
 
-# Of operators outside of aten: memgraph's own, whose scratch the runtime knows, and Inductor's, which write in place.
-_NONE = ("memgraph::", "inductor::")
+# Operators without a kernel of ATen's: memgraph's own, whose scratch the runtime knows, Inductor's, which write in
+# place, and those that run a body.
+_NONE = ("memgraph::", "inductor::", "higher_order::")
 _CONVOLUTION = "aten::convolution"
 
 
@@ -34,7 +35,7 @@ def of_operator(
 
 
 def of_node(node: fx.Node, device: str) -> int:
-    """Bytes that a node's operator holds beyond its outputs, where Inductor leaves it to a kernel of ATen's."""
+    """Bytes that a node's operator holds beyond its outputs; 0 if Inductor makes the kernel itself."""
     name = qualified_name(node.target) if node.op == "call_function" else ""
     if name in ("memgraph::shard_product", "memgraph::shard_add"):
         return _shards(*map(described, node.args[-2:]), cuda=device == "cuda")
@@ -45,7 +46,7 @@ def of_node(node: fx.Node, device: str) -> int:
     if device != "cpu":
         return current().leave_out(name)
     args = list(node.args)
-    if name == _CONVOLUTION and len(described(args[1]).size) > 3:  # so Inductor lays them out on the CPU
+    if name == _CONVOLUTION and len(described(args[1]).size) > 3:  # Inductor lays them out like this on the CPU
         args[:2] = [described(arg).channels_last() for arg in args[:2]]
     return current().bytes_of(node.target, args, node.kwargs, node)
 

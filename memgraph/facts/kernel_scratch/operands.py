@@ -1,4 +1,4 @@
-"""A call of an operator without its data: what decides how much memory its kernel takes."""
+"""A call of an operator without its data: all that decides how much memory its kernel takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.facts.costs import span
+from memgraph.facts.operators import qualified_name
 
 
 class Indescribable(Exception):
@@ -29,13 +31,11 @@ class Operand:
     @property
     def span(self) -> int:
         """Elements from the first to the last in memory."""
-        if 0 in self.size:
-            return 0
-        return 1 + sum((length - 1) * step for length, step in zip(self.size, self.stride, strict=True))
+        return span(self.size, self.stride)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements, had they no gaps."""
+        """Bytes of all elements, without gaps."""
         return math.prod(self.size) * self.dtype.itemsize
 
     def dense(self, order: Sequence[int]) -> bool:
@@ -97,10 +97,12 @@ def operands(value: Any) -> Iterator[Operand]:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of an operator.  op: an OpOverload or its packet.  args, kwargs, outputs: what `described` returns."""
+    """One call of an operator, without its data."""
 
     op: Callable[..., Any]
+    """An OpOverload or its packet."""
     args: tuple[Any, ...]
+    """As `described` returns them; so are `kwargs` and `outputs`."""
     kwargs: Mapping[str, Any]
     outputs: Any
 
@@ -134,17 +136,9 @@ class Call:
         return sum(operand.nbytes for operand in operands(self.outputs))
 
     def __str__(self) -> str:
-        """All that decides over its kernel, as text."""
+        """All that decides about its kernel, as text."""
         keywords = [f"{name}={_text(value)}" for name, value in sorted(self.kwargs.items())]
         return f"{self.op}({', '.join([*map(_text, self.args), *keywords])})"
-
-
-def qualified_name(op: Any) -> str:
-    """The operator with its namespace, `aten::mm`, of an OpOverload or its packet; a text as it is, else ""."""
-    if isinstance(op, str):
-        return op
-    packet = getattr(op, "overloadpacket", op)
-    return str(getattr(packet, "_qualified_op_name", ""))
 
 
 def schema(op: Any) -> Any:

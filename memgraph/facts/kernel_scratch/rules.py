@@ -1,9 +1,9 @@
 """What is known of the scratch of ATen's CPU kernels before any of them runs.
 
-A rule is exact, or a bound that the truth stays under whatever kernel is chosen. Exact rules follow from ATen's own
-source. Bounds hold on the processors that they were measured on, x86-64 from AVX2 on; there are none on others.
-A bound is enough where nothing may run (a dry run), or where a kernel is too large to be tried; elsewhere the kernel
-is measured. tests/facts/test_kernel_scratch_rules.py holds every rule against a measured table.
+A rule is exact, or it is a bound that holds whatever kernel is chosen. Exact rules follow from ATen's own source.
+Bounds hold on the processors that they were measured on, x86-64 from AVX2 on; other processors have none. A bound is
+enough if nothing may run (a dry run), or if a kernel is too large to be tried; otherwise the kernel is measured.
+tests/facts/test_kernel_scratch_rules.py holds every rule against a measured table.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ KIB = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """bytes: of a call.  exact: whether the kernel takes as much, within 1 % and 4 KiB, on every machine."""
+    """How much scratch the kernel of a call takes."""
 
     bytes: Callable[[Call], int]
+    """The bytes of a call."""
     exact: bool = False
+    """Whether the kernel takes just as much, within 1 % and 4 KiB, on every machine; else it is a bound."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A bound: so many times the bytes read and those made, so many for each thread, and a constant."""
+    """A bound that is linear in the bytes that a call reads and makes."""
 
     inputs: float = 0
+    """Bytes for each byte read."""
     outputs: float = 0
+    """Bytes for each byte made."""
     thread: int = 0
+    """Bytes for each thread."""
     constant: int = 0
 
     def __call__(self, call: Call) -> int:
@@ -46,7 +51,7 @@ def _nothing(call: Call) -> int:
 
 
 def _line_of_pairs(call: Call) -> int:
-    """Values and their places, of one line at a time (sort)."""
+    """The values of one line at a time, and their places (sort)."""
     value = call.named["self"]
     return value.size[call.named["dim"]] * (value.dtype.itemsize + 8) if value.size else 0
 
@@ -58,7 +63,7 @@ def _pairs(call: Call) -> int:
 
 
 def _masks(call: Call) -> int:
-    """A mask becomes the places of its elements, once found and once taken apart by dimension."""
+    """A mask becomes the places of its elements: once as they are found, once by dimension."""
     masks = [operand for operand in operands((call.args, call.kwargs)) if operand.dtype in (torch.bool, torch.uint8)]
     return sum(2 * 8 * len(mask.size) * mask.nbytes for mask in masks)
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from memgraph.base import compat
 from memgraph.facts.kernel_scratch.operands import Call, Operand, operands, schema
 
-# Operators whose integers may all be zero: indices into what is not empty, or data like any other.
+# Operators whose integers may all be zero: indices into a tensor that is not empty, or data like any other.
 _ZEROS = frozenset(
     "index index_add index_copy index_fill index_put index_put_ index_reduce index_reduce_ index_select "
     "_unsafe_index _unsafe_index_put gather take put scatter scatter_ scatter_add scatter_add_ scatter_reduce "
@@ -27,7 +27,7 @@ _ZEROS = frozenset(
     "_grouped_mm flip roll argsort".split()
 )
 _BY_MASK = frozenset("index index_put index_put_ _unsafe_index _unsafe_index_put".split())
-# Their purpose is what they do, not what they return.
+# Operators that are called for an effect, not for what they return.
 _ACTS = ("_assert", "_print", "_record", "set_", "resize_", "_linalg_check_errors")
 
 
@@ -44,14 +44,16 @@ def needs(call: Call) -> int:
 def measure(call: Call) -> int:
     """The most bytes that the kernel holds beyond the call's arguments and results.
 
-    Raises NotTried where the operator must not run, or does not. The state of the random generator stays as it was.
+    Raises NotTried if the operator must not run, or fails. The state of the random generator stays as it was.
     """
     _check(call)
     with compat.really(), torch.no_grad(), _same_draws(call):
         try:
             args, kwargs = made_up(call)
             outputs, changes = compat.allocations(lambda: call.op(*args, **kwargs))
-        except Exception as error:  # bad data for this operator, no memory: whatever it is, the bytes are not known
+        except (
+            Exception
+        ) as error:  # bad data for this operator, no memory: the bytes are not known, whatever the reason
             raise NotTried(f"it failed on made-up data: {type(error).__name__}") from error
     given = {compat.storage_id(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
     kept = {
@@ -88,7 +90,7 @@ def _whole(operand: Operand) -> bool:
 
 
 def _same_draws(call: Call) -> contextlib.AbstractContextManager[None]:
-    """The state of the CPU's random generator is put back, for an operator that draws."""
+    """Put the state of the CPU's random generator back after an operator that draws."""
     draws = torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ())
     draws = draws or any(argument.name == "generator" for argument in schema(call.op).arguments)
     return torch.random.fork_rng(devices=[]) if draws else contextlib.nullcontext()
