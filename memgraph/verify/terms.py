@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import operator
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,7 @@ class Terms:
     def __init__(self, declared: Sequence[str] = ()) -> None:
         """declared: patterns of the operators that the user vouches for as repeatable."""
         self.declared = tuple(declared)
-        self._made: dict[Hashable, Term] = {}
+        self._made: defaultdict[Any, dict[tuple[Any, ...], Term]] = defaultdict(dict)
         self._constants: dict[Hashable, list[tuple[torch.Tensor, Term]]] = {}
         self._bodies: dict[int, tuple[fx.GraphModule, Term]] = {}  # by id; the module is kept, so that its id is
 
@@ -100,10 +101,10 @@ class Terms:
 
         base: for a view, the value that it shows. base and behaviour follow from op and args: the first ones stay.
         """
-        key = (op, args)
-        term = self._made.get(key)
+        made = self._made[op]
+        term = made.get(args)
         if term is None:
-            term = self._made[key] = Term(op, args, None if base is None else base.root, behaviour)
+            term = made[args] = Term(op, args, None if base is None else base.root, behaviour)
         return term
 
     def after(self, term: Term, writes: Mapping[Term, Term]) -> Term:

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from memgraph.facts.tokens.region import STANDS_FOR
@@ -124,9 +125,10 @@ def _operator(frame: Frame, node: fx.Node, schema: Schema) -> tuple[Term, Storag
     terms = frame.terms
     arguments = _read(frame, node, schema)
     behaviour = behaviour_of(node, schema.kind, terms.declared)
-    for operand in node.all_input_nodes:  # a body that the operator runs in its own way, such as a score_mod
-        if operand.op == "get_attr":
-            behaviour |= frame.values[operand].behaviour
+    if not isinstance(node.target, torch._ops.OpOverload):
+        for operand in node.all_input_nodes:  # a body that the operator runs in its own way, such as a score_mod
+            if operand.op == "get_attr":
+                behaviour |= frame.values[operand].behaviour
     if behaviour.kind == Kind.RANDOM:
         return draw(frame, node, node.target, node.args, node.kwargs, arguments), node
     if behaviour.kind == Kind.EFFECT:
