@@ -86,12 +86,13 @@ class Next:
 def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None) -> Next:
     """The bound of the first attempt: that of the plan that was accepted before, else what the options ask for."""
     limit = wanted.above_baseline(0)
-    resort = lowest.bound if lowest is not None and lowest.above <= limit else None
+    if lowest is None or limit is None or lowest.above > limit:
+        return Next(wanted if kept is None else kept.bound)
     if kept is not None:
-        return Next(kept.bound, resort)
-    if resort is not None and lowest.above > limit * (1 - SPARE):  # there is no room for anything faster
-        return Next(resort)
-    return Next(wanted, resort)
+        return Next(kept.bound, lowest.bound)
+    if lowest.above > limit * (1 - SPARE):  # there is no room for anything faster
+        return Next(lowest.bound)
+    return Next(wanted, lowest.bound)
 
 
 class Attempts:
@@ -240,7 +241,9 @@ class Attempts:
         elif wanted.bytes is not None:
             record_of_lowest(self.job).write(Lowest(best.bound, above))
         held = self.job.baseline + wanted.reserve
-        minimum, budget = held + above + SLACK, held + _limit(wanted, best.planned)
+        limit = _limit(wanted, best.planned)
+        assert limit is not None  # without a bound no plan is refused
+        minimum, budget = held + above + SLACK, held + limit
         return budget_error(best.report, best.planned, self.options, minimum=minimum, budget=budget)
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
@@ -261,7 +264,7 @@ class Attempts:
         """
         if self.unplanned is None:
             self.unplanned = unplanned_timeline(self.job)
-        if self.unplanned is None:
+        if self.unplanned is None or bound.fraction is None:
             return bound
         peak = self.unplanned.peak
         return Bound(bytes=int(bound.fraction * peak), reserve=bound.reserve, unplanned=peak)
@@ -279,7 +282,8 @@ def holding(compiled: Any, kept: list[Any]) -> Any:
     def call(*args: Any) -> Any:
         return compiled(*args)
 
-    call._kept = kept
+    holder: Any = call
+    holder._kept = kept
     if getattr(compiled, "_boxed_call", False):
-        call._boxed_call = True
-    return call
+        holder._boxed_call = True
+    return holder

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from memgraph import runtime
-from memgraph.backend.options import OffloadOptions, Options
+from memgraph.backend.options import OffloadOptions, Options, ScratchOptions
 from memgraph.base.errors import OffloadError
 from memgraph.base.sizes import format_size
 from memgraph.machine import disk, memory
@@ -41,15 +41,16 @@ def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch
     if wanted is None:
         return Tiers()
     device = torch.device(device or hardware.device)
-    found, notes = [], ()
+    found: list[Tier] = []
+    notes: tuple[str, ...] = ()
     if wanted.host:
         found.append(_host(wanted, hardware, device, here))
     if wanted.nvme is not None:
         if here:
             _check_folder(wanted.nvme.path)
-        gpudirect, note = way(wanted, device, here)
+        gpudirect, note = way(wanted.nvme, wanted.verify, device, here)
         notes = (note,) if note else ()
-        found.append(_nvme(wanted, hardware, device, here, gpudirect))
+        found.append(_nvme(wanted.nvme, hardware, device, here, gpudirect))
     return Tiers(tuple(found), wanted.min_bytes, notes)
 
 
@@ -70,12 +71,12 @@ def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here
     return Tier("host", hardware.link_out, hardware.link_in, capacity, only_rules, PAGE, limit=limit, why=why)
 
 
-def _nvme(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here: bool, gpudirect: bool) -> Tier:
-    folder, limit = wanted.nvme.path, wanted.nvme.limit
+def _nvme(wanted: ScratchOptions, hardware: Hardware, device: torch.device, here: bool, gpudirect: bool) -> Tier:
+    folder, limit = wanted.path, wanted.limit
     taken = runtime.taken("nvme", device, folder) if here else runtime.Taken()
     capacity, why = (None, "") if limit is None else _left(limit, taken)
     if here:
-        disk_room, text = _disk_room(folder, wanted.nvme.margin, taken)
+        disk_room, text = _disk_room(folder, wanted.margin, taken)
         if capacity is None or disk_room < capacity:
             capacity, why = disk_room, text
     extra = runtime.room(1, "nvme", hardware.device) - PAGE
@@ -127,14 +128,16 @@ def ranks_here() -> int:
     return min(world, torch.cuda.device_count() or world)
 
 
-def way(wanted: OffloadOptions, device: torch.device | str, here: bool = True) -> tuple[bool, str]:
+def way(wanted: ScratchOptions, checksums: bool, device: torch.device | str, here: bool = True) -> tuple[bool, str]:
     """Whether values go to the scratch file by GPUDirect; and a note with the reason (none on the CPU).
+
+    checksums: whether values are compared when they come back, which needs their bytes in host memory.
 
     Raises OffloadError where the options demand GPUDirect and it cannot be used.
     """
-    folder, figures = wanted.nvme.path, disk.load(wanted.nvme.path)
-    against = _against_gpudirect(wanted, figures, device, here)
-    if against and wanted.nvme.gpudirect is True:
+    folder, figures = wanted.path, disk.load(wanted.path)
+    against = _against_gpudirect(wanted, checksums, figures, device, here)
+    if against and wanted.gpudirect is True:
         raise OffloadError(f"GPUDirect was asked for and cannot be used: {against}", tier="nvme", path=folder)
     staged = disk.speed(figures.rates(False))
     if against:
@@ -144,16 +147,18 @@ def way(wanted: OffloadOptions, device: torch.device | str, here: bool = True) -
     return True, f"{folder}: by GPUDirect ({direct}), not staged in page-locked memory ({staged})"
 
 
-def _against_gpudirect(wanted: OffloadOptions, figures: disk.Disk, device: torch.device | str, here: bool) -> str:
+def _against_gpudirect(
+    wanted: ScratchOptions, checksums: bool, figures: disk.Disk, device: torch.device | str, here: bool
+) -> str:
     """The reason against GPUDirect; empty where it is used."""
-    if not wanted.nvme.gpudirect:
+    if not wanted.gpudirect:
         return "switched off by the options"
-    if wanted.verify:
+    if checksums:
         return "checksums need the bytes in the memory of the host"
-    if wanted.nvme.gpudirect == "auto" and figures.against_gpudirect:
+    if wanted.gpudirect == "auto" and figures.against_gpudirect:
         return figures.against_gpudirect
     if here:
-        return runtime.gpudirect_refusal(wanted.nvme.path, device)
+        return runtime.gpudirect_refusal(wanted.path, device)
     return ON_CPU if torch.device(device).type == "cpu" else ""
 
 
@@ -161,14 +166,16 @@ def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
     """By tier, the settings of copies to it, as JSON (`memgraph.runtime.Settings`).  graph: a name of the graph."""
     if options.offload is None:
         return {}
-    common = {"verify": options.offload.verify}
+    common: dict[str, object] = {"verify": options.offload.verify}
     if options.offload.window:
         common |= {"window": options.offload.window, "graph": graph}
     text = {}
     for tier in found.tiers:
-        own = {"cap": tier.limit} if tier.name == "host" else {"folder": options.offload.nvme.path}
+        own: dict[str, object] = {"cap": tier.limit}
         if tier.name == "nvme":
-            own |= {"limit": tier.limit, "margin": options.offload.nvme.margin}
+            scratch = options.offload.nvme
+            assert scratch is not None  # the options made this tier
+            own = {"folder": scratch.path, "limit": tier.limit, "margin": scratch.margin}
             if tier.gpudirect:
                 own["gpudirect"] = True
         text[tier.name] = json.dumps(common | own, sort_keys=True)
@@ -181,6 +188,7 @@ def tier_bytes(plans: Iterable[Plan], found: Tiers) -> dict[str, int]:
     for plan in plans:
         for transfer in plan.transfers:
             tier = found.named(transfer.tier)
+            assert tier is not None  # plans send values to these tiers alone
             needed[tier.name] = needed.get(tier.name, 0) + tier.room(transfer.bytes)
     return needed
 

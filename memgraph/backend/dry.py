@@ -80,6 +80,7 @@ def plan(
     report = capture.report
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
+        assert capture.planned is not None  # the report tells of it
         raise budget_error(
             report, capture.planned, capture.options, minimum=minimum, budget=report.budget, estimated=True
         )

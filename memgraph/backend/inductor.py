@@ -96,8 +96,8 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
         given, returned, trivial = _seen(gm, strict=partitioner is not None)  # before Inductor rewrites the graph
         if options.retain_graph:
             compat.donate_nothing()
-        configured = contextlib.nullcontext()
-        if _is_ours(partitioner, phase == "backward"):
+        configured: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if partitioner is not None and _is_ours(partitioner, phase == "backward"):
             configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
         if partitioner is not None:
             compat.lower_transfers()
@@ -141,14 +141,14 @@ def read_step(graphs: list[Graph], device: str, *, retained: bool = False) -> Ti
     retained: saved values outlive the backward.  Raises NotReadable where a wrapper's effect on memory is not known.
     """
     found = {graph.phase: graph for graph in graphs}
-    missing = {"forward", "backward"} - {graph.phase for graph in found.values() if graph.source}
-    if missing:
+    sources = {phase: graph.source for phase, graph in found.items() if graph.source}
+    if missing := {"forward", "backward"} - sources.keys():
         raise NotReadable(0, "", f"there is no Python wrapper of the {' and the '.join(sorted(missing))}")
     first, second = found["forward"], found["backward"]
-    forward = read_wrapper(first.source, first.inputs, "forward", device=device)
+    forward = read_wrapper(sources["forward"], first.inputs, "forward", device=device)
     links = saved_by_name(first.outputs, second.inputs)
     held = min(links.values(), default=len(first.outputs))  # what is saved stands behind what the user gets
     inputs = saved_inputs(second.inputs, forward, links, held=held)
     if retained:  # autograd keeps them until the graph goes
         inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
-    return step_timeline(forward, read_wrapper(second.source, inputs, "backward", device=device), links)
+    return step_timeline(forward, read_wrapper(sources["backward"], inputs, "backward", device=device), links)

@@ -131,8 +131,9 @@ def budget_error(
 
 
 def _full_tier(tier: Tier, need: int, options: Options) -> FullTier:
-    path = options.offload.nvme.path if tier.name == "nvme" else ""
-    return FullTier(tier.name, tier.capacity, need, path, tier.why)
+    scratch = options.offload.nvme if options.offload is not None and tier.name == "nvme" else None
+    assert tier.capacity is not None  # a tier without a bound is never full
+    return FullTier(tier.name, tier.capacity, need, scratch.path if scratch is not None else "", tier.why)
 
 
 def _versions() -> tuple[tuple[str, str], ...]:

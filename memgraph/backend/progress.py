@@ -137,8 +137,8 @@ _line = _Line()
 
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
-        return stream.isatty()
-    except (AttributeError, ValueError):  # there is no stream, or it is closed
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # it is no file, or it is closed
         return False
 
 

@@ -16,6 +16,7 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.base.errors import VerifyError
 from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Split, TilePlan
+from memgraph.planner.decisions import Refusal
 from memgraph.verify.checks import structure
 from memgraph.verify.rewrite import verify_graph, verify_partition
 from memgraph.verify.tiles import verify_tiles
@@ -28,7 +29,9 @@ _logger = logging.getLogger(__name__)
 
 def rewrite(graphs: Graphs, passes: Sequence[Pass], plan: Any, check: Check | None) -> Rewritten[Graphs]:
     """The graphs after all passes.  check: None where the options switch verification off."""
-    modified, notes, refusals = False, [], []
+    modified = False
+    notes: list[str] = []
+    refusals: list[Refusal] = []
     for pass_ in passes:
         found: Rewritten[Graphs] = pass_(graphs, plan)
         notes += found.notes

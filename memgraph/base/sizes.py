@@ -14,7 +14,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]+)\s*")
 ALLOWED = 'a number of bytes (int), or text with a unit: B, KiB, MiB, GiB, TiB, KB, MB, GB, TB, as in "20GiB"'
 
 
-def parse_size(size: str | int, *, allow_zero: bool = False) -> int:
+def parse_size(size: object, *, allow_zero: bool = False) -> int:
     """Return `size` in bytes.
 
     Text needs a unit, binary (`KiB` = 1024 B) or decimal (`KB` = 1000 B), in upper or lower case, with or

@@ -90,7 +90,7 @@ def _scratch(folder: str) -> Check:
     import torch
 
     from memgraph.backend.destinations import way
-    from memgraph.backend.options import OffloadOptions
+    from memgraph.backend.options import ScratchOptions
     from memgraph.base.errors import OffloadError
     from memgraph.machine import disk
 
@@ -100,7 +100,7 @@ def _scratch(folder: str) -> Check:
     origin = "measured" if rates.measured else "built in; `memgraph calibrate --scratch` measures"
     try:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        told = way(OffloadOptions(nvme={"path": folder}), device)[1]
+        told = way(ScratchOptions(path=folder), False, device)[1]
         return Check("scratch folder", f"{told or f'{folder}: {disk.speed(rates.rates(False))}'}; {origin}")
     except OffloadError as problem:
         return Check("scratch folder", str(problem), False)

@@ -117,7 +117,7 @@ def build_body(
 def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Node:
     """A shard's share of a mean over all tokens."""
     target = aten.sum.dim_IntList if len(args) > 1 else aten.sum.default
-    total = call(graph, mode, target, *args, **kwargs | {"dtype": accumulator(node.meta["val"].dtype)})
+    total = call(graph, mode, target, *args, **dict(kwargs) | {"dtype": accumulator(node.meta["val"].dtype)})
     count = math.prod(shape_of(node.args[0])) // math.prod(shape_of(node))
     return call(graph, mode, aten.div.Tensor, total, count, name=node.name)
 

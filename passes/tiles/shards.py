@@ -184,6 +184,7 @@ def _gather(
         if wide != part.meta["val"].dtype:
             part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
         return part if before is None else call(graph, mode, aten.add.Tensor, before, part)
+    assert isinstance(state, Sharded)  # a region has no other outputs
     flat = _flat(graph, mode, part, state)
     dim = _dim(state, shape_of(node))
     if before is None:

@@ -40,7 +40,8 @@ def _written(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _again(data: dict[str, Any], imports: str) -> CalledGraph:
-    graph, made = fx.Graph(), {}
+    graph = fx.Graph()
+    made: dict[str, fx.Node] = {}
 
     def node_of(item: Any) -> Any:
         return made[item.name] if isinstance(item, _Read) else item
