@@ -12,13 +12,14 @@ from memgraph.passes.offload import offload
 from memgraph.passes.recompute import recompute
 from memgraph.planner.decisions import Plan, Transfer
 from memgraph.verify.rewrite import verify_partition
-from tests.passes.test_partition import ORDERED, capture_module, cut, literal, text
-from tests.passes.test_partition import Chain as Chained
+from tests.passes.test_partition import ORDERED, Chain, cut
+from tests.support.graphs import capture_module
+from tests.support.printer import golden, text
 
 
 @pytest.fixture
 def chain():
-    return capture_module(Chained(), (torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)))
+    return capture_module(Chain(), (torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)))
 
 
 MOVED = (Transfer("exp", 16, "host", "sin", ("mul_2", 0), ("mul_2", 0)),)
@@ -33,16 +34,16 @@ def rewritten(chain, transfers=MOVED):
 
 def test_what_it_writes(chain):
     forward, backward = rewritten(chain)
-    assert text(forward) == literal("""
-        def forward(self, primals_1, primals_2):
-        exp = exp.default(primals_2)
-        offload_start_default = torch.ops.memgraph.offload_start.default(exp, 'exp', 'host', '{}')
-        mul = mul.Tensor(primals_1, exp)
-        sin = sin.default(mul)
-        exp_held = torch.ops.memgraph.offload_finish.default(offload_start_default, exp, 'host')
-        mul_1 = mul.Tensor(sin, exp)
-        sum_1 = sum.default(mul_1)
-        return [sum_1, primals_1, exp_held]
+    assert text(forward) == golden("""
+        inputs primals_1, primals_2
+        exp = aten.exp.default(primals_2)
+        offload_start_default = memgraph.offload_start.default(exp, 'exp', 'host', '{}')
+        mul = aten.mul.Tensor(primals_1, exp)
+        sin = aten.sin.default(mul)
+        exp_held = memgraph.offload_finish.default(offload_start_default, exp, 'host')
+        mul_1 = aten.mul.Tensor(sin, exp)
+        sum_1 = aten.sum.default(mul_1)
+        outputs sum_1, primals_1, exp_held
     """)
 
 

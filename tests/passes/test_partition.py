@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch import fx, nn
@@ -14,6 +12,7 @@ from memgraph.passes.settle import settle
 from memgraph.planner.decisions import Plan, Step
 from memgraph.verify.rewrite import verify_partition
 from tests.support.graphs import capture_module
+from tests.support.printer import golden, text
 
 
 class Chain(nn.Module):
@@ -22,17 +21,6 @@ class Chain(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
         mask = y.exp()
         return (((x * mask).sin() * mask).sum(),)
-
-
-def text(graph: fx.GraphModule) -> str:
-    """The code of a graph, a statement a line; what is only freed is left out."""
-    lines = re.sub(r"(;  .* = None)+", "", graph.code).strip().splitlines()
-    return "\n".join(line.split("  #")[0].strip().replace("torch.ops.aten.", "") for line in lines)
-
-
-def literal(code: str) -> str:
-    """Indented as the test is; a line that ends in a backslash goes on in the next."""
-    return "\n".join(re.sub(r" +", " ", line.strip()) for line in code.strip().splitlines())
 
 
 @pytest.fixture
@@ -59,81 +47,81 @@ COPIED = steps("exp<0", "expand<0", "mul_2<0,0", "exp:1<0", "mul<0,1", "cos<0", 
 
 
 def test_joint(chain):
-    assert text(chain.joint) == literal("""
-        def forward(self, primals_1, primals_2, tangents_1):
-        exp = exp.default(primals_2)
-        mul = mul.Tensor(primals_1, exp)
-        sin = sin.default(mul)
-        mul_1 = mul.Tensor(sin, exp)
-        sum_1 = sum.default(mul_1)
-        expand = expand.default(tangents_1, [2, 2])
-        mul_2 = mul.Tensor(expand, exp)
-        cos = cos.default(mul)
-        mul_3 = mul.Tensor(mul_2, cos)
-        mul_4 = mul.Tensor(mul_3, exp)
-        return [sum_1, mul_4, None]
+    assert text(chain.joint) == golden("""
+        inputs primals_1, primals_2, tangents_1
+        exp = aten.exp.default(primals_2)
+        mul = aten.mul.Tensor(primals_1, exp)
+        sin = aten.sin.default(mul)
+        mul_1 = aten.mul.Tensor(sin, exp)
+        sum_1 = aten.sum.default(mul_1)
+        expand = aten.expand.default(tangents_1, [2, 2])
+        mul_2 = aten.mul.Tensor(expand, exp)
+        cos = aten.cos.default(mul)
+        mul_3 = aten.mul.Tensor(mul_2, cos)
+        mul_4 = aten.mul.Tensor(mul_3, exp)
+        outputs sum_1, mul_4, None
     """)
 
 
 def test_partition_at_what_is_saved(chain):
     forward, backward = cut(chain, "exp", "mul")
-    assert text(forward) == literal("""
-        def forward(self, primals_1, primals_2):
-        exp = exp.default(primals_2)
-        mul = mul.Tensor(primals_1, exp)
-        sin = sin.default(mul)
-        mul_1 = mul.Tensor(sin, exp)
-        sum_1 = sum.default(mul_1)
-        return (sum_1, exp, mul)
+    assert text(forward) == golden("""
+        inputs primals_1, primals_2
+        exp = aten.exp.default(primals_2)
+        mul = aten.mul.Tensor(primals_1, exp)
+        sin = aten.sin.default(mul)
+        mul_1 = aten.mul.Tensor(sin, exp)
+        sum_1 = aten.sum.default(mul_1)
+        outputs sum_1, exp, mul
     """)
-    assert text(backward) == literal("""
-        def forward(self, exp, mul, tangents_1):
-        expand = expand.default(tangents_1, [2, 2])
-        mul_2 = mul.Tensor(expand, exp)
-        cos = cos.default(mul)
-        mul_3 = mul.Tensor(mul_2, cos)
-        mul_4 = mul.Tensor(mul_3, exp)
-        return (mul_4, None)
+    assert text(backward) == golden("""
+        inputs exp, mul, tangents_1
+        expand = aten.expand.default(tangents_1, [2, 2])
+        mul_2 = aten.mul.Tensor(expand, exp)
+        cos = aten.cos.default(mul)
+        mul_3 = aten.mul.Tensor(mul_2, cos)
+        mul_4 = aten.mul.Tensor(mul_3, exp)
+        outputs mul_4, None
     """)
 
 
 def test_partition_recomputes_what_is_not_saved(chain):
     forward, backward = cut(chain, "primals_1", "primals_2")
-    assert text(forward) == literal("""
-        def forward(self, primals_1, primals_2):
-        exp = exp.default(primals_2)
-        mul = mul.Tensor(primals_1, exp)
-        sin = sin.default(mul)
-        mul_1 = mul.Tensor(sin, exp)
-        sum_1 = sum.default(mul_1)
-        return (sum_1, primals_1, primals_2)
+    assert text(forward) == golden("""
+        inputs primals_1, primals_2
+        exp = aten.exp.default(primals_2)
+        mul = aten.mul.Tensor(primals_1, exp)
+        sin = aten.sin.default(mul)
+        mul_1 = aten.mul.Tensor(sin, exp)
+        sum_1 = aten.sum.default(mul_1)
+        outputs sum_1, primals_1, primals_2
     """)
-    assert text(backward) == literal("""
-        def forward(self, primals_1, primals_2, tangents_1):
-        exp = exp.default(primals_2)
-        mul = mul.Tensor(primals_1, exp)
-        expand = expand.default(tangents_1, [2, 2])
-        mul_2 = mul.Tensor(expand, exp)
-        cos = cos.default(mul)
-        mul_3 = mul.Tensor(mul_2, cos)
-        mul_4 = mul.Tensor(mul_3, exp)
-        return (mul_4, None)
+    assert text(backward) == golden("""
+        inputs primals_1, primals_2, tangents_1
+        exp = aten.exp.default(primals_2)
+        mul = aten.mul.Tensor(primals_1, exp)
+        expand = aten.expand.default(tangents_1, [2, 2])
+        mul_2 = aten.mul.Tensor(expand, exp)
+        cos = aten.cos.default(mul)
+        mul_3 = aten.mul.Tensor(mul_2, cos)
+        mul_4 = aten.mul.Tensor(mul_3, exp)
+        outputs mul_4, None
     """)
 
 
 def test_recompute_orders(chain):
     forward, backward = cut(chain, "primals_1", "primals_2")
     ordered = recompute(backward, Plan(("primals_1", "primals_2"), ORDERED))
-    assert text(ordered) == literal("""
-        def forward(self, primals_1, primals_2, tangents_1):
-        exp = exp.default(primals_2)
-        expand = expand.default(tangents_1, [2, 2])
-        mul_2 = mul.Tensor(expand, exp)
-        mul = mul.Tensor(primals_1, exp)
-        cos = cos.default(mul)
-        mul_3 = mul.Tensor(mul_2, cos)
-        mul_4 = mul.Tensor(mul_3, exp)
-        return (mul_4, None)
+    assert text(ordered) == golden("""
+        inputs primals_1, primals_2, tangents_1
+        exp = aten.exp.default(primals_2)
+        expand = aten.expand.default(tangents_1, [2, 2])
+        mul_2 = aten.mul.Tensor(expand, exp)
+        mul = aten.mul.Tensor(primals_1, exp)
+        cos = aten.cos.default(mul)
+        mul_3 = aten.mul.Tensor(mul_2, cos)
+        mul_4 = aten.mul.Tensor(mul_3, exp)
+        outputs mul_4, None
     """)
     verify_partition(chain.before, forward, ordered, num_fwd_outputs=1, pass_name="recompute")
 
@@ -141,18 +129,18 @@ def test_recompute_orders(chain):
 def test_recompute_copies(chain):
     forward, backward = cut(chain, "primals_1", "primals_2")
     copied = recompute(backward, Plan(("primals_1", "primals_2"), COPIED))
-    assert text(copied) == literal("""
-        def forward(self, primals_1, primals_2, tangents_1):
-        exp = exp.default(primals_2)
-        expand = expand.default(tangents_1, [2, 2])
-        mul_2 = mul.Tensor(expand, exp)
-        exp_copy1 = exp.default(primals_2)
-        mul = mul.Tensor(primals_1, exp_copy1)
-        cos = cos.default(mul)
-        mul_3 = mul.Tensor(mul_2, cos)
-        exp_copy2 = exp.default(primals_2)
-        mul_4 = mul.Tensor(mul_3, exp_copy2)
-        return (mul_4, None)
+    assert text(copied) == golden("""
+        inputs primals_1, primals_2, tangents_1
+        exp = aten.exp.default(primals_2)
+        expand = aten.expand.default(tangents_1, [2, 2])
+        mul_2 = aten.mul.Tensor(expand, exp)
+        exp_copy1 = aten.exp.default(primals_2)
+        mul = aten.mul.Tensor(primals_1, exp_copy1)
+        cos = aten.cos.default(mul)
+        mul_3 = aten.mul.Tensor(mul_2, cos)
+        exp_copy2 = aten.exp.default(primals_2)
+        mul_4 = aten.mul.Tensor(mul_3, exp_copy2)
+        outputs mul_4, None
     """)
     verify_partition(chain.before, forward, copied, num_fwd_outputs=1, pass_name="recompute")
 
@@ -167,21 +155,21 @@ def test_recompute_takes_a_tuple_apart_where_it_is_made():
     order += "native_layer_norm_backward<0,0,0,0 getitem_3<0"
     plan = Plan(("primals_1",), steps(*order.split()))
     forward, backward = partition(captured.joint, plan, num_fwd_outputs=1, static_lifetime_input_indices=[])
-    assert text(recompute(backward, plan)) == literal("""
-        def forward(self, primals_1, tangents_1):
-        native_layer_norm = native_layer_norm.default(primals_1, [2], None, None, 1e-05)
+    assert text(recompute(backward, plan)) == golden("""
+        inputs primals_1, tangents_1
+        native_layer_norm = aten.native_layer_norm.default(primals_1, [2], None, None, 1e-05)
         getitem = native_layer_norm[0]
         getitem_1 = native_layer_norm[1]
         getitem_2 = native_layer_norm[2]
-        exp = exp.default(getitem)
-        detach = detach.default(exp)
-        expand = expand.default(tangents_1, [2, 2])
-        detach_1 = detach.default(detach)
-        mul = mul.Tensor(expand, detach_1)
-        native_layer_norm_backward = native_layer_norm_backward.default(mul, primals_1, [2], \
+        exp = aten.exp.default(getitem)
+        detach = aten.detach.default(exp)
+        expand = aten.expand.default(tangents_1, [2, 2])
+        detach_1 = aten.detach.default(detach)
+        mul = aten.mul.Tensor(expand, detach_1)
+        native_layer_norm_backward = aten.native_layer_norm_backward.default(mul, primals_1, [2], \
             getitem_1, getitem_2, None, None, [True, False, False])
         getitem_3 = native_layer_norm_backward[0]
-        return (getitem_3,)
+        outputs getitem_3
     """)
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from memgraph.passes.tiles.body import sizes
-from tests.passes.test_partition import literal, text
 from tests.support.models import build
+from tests.support.printer import golden, text
 from tests.support.splits import calls
 from tests.support.tiles import (
     BATCH,
@@ -32,12 +32,6 @@ from tests.support.tiles import (
 SHARDS = (2, 3, 8)
 
 
-def code(graph) -> str:
-    """As `text`, with short names for what every tile calls."""
-    lines = text(graph).replace("torch.ops.higher_order.", "").replace("torch.ops.memgraph.", "").splitlines()
-    return "\n".join(line for line in lines if "tree_flatten_spec" not in line)
-
-
 # --- what it looks like -----------------------------------------------------------------------------------
 
 
@@ -48,8 +42,8 @@ def tiny() -> Joint:
 
 
 def test_the_graph_calls_a_tile_for_the_forward_and_one_for_the_backward():
-    assert code(tiny().tiled(2)) == literal("""
-        def forward(self, primals, tangents):
+    assert text(tiny().tiled(2)) == golden("""
+        inputs primals_1, primals_2, primals_3, tangents_1
         tile_0 = self.tile_0
         tiled_mm_1_forward = invoke_subgraph(tile_0, 'tile_0', primals_1, primals_2, primals_3)
         getitem = tiled_mm_1_forward[0]
@@ -58,91 +52,91 @@ def test_the_graph_calls_a_tile_for_the_forward_and_one_for_the_backward():
         getitem_1 = tiled_mm_1_backward[0]
         getitem_2 = tiled_mm_1_backward[1]
         getitem_3 = tiled_mm_1_backward[2]
-        return pytree.tree_unflatten([getitem, getitem_2, getitem_3, getitem_1], self._out_spec)
+        outputs getitem, getitem_2, getitem_3, getitem_1
     """)
 
 
 def test_a_tile_of_a_forward():
     tiled = tiny().tiled(2)
-    assert code(tiled.tile_0) == literal("""
-        def forward(self, primals_1, primals_2, primals_3):
-        slice_tensor = slice.Tensor(primals_2, 0, 0, 2)
+    assert text(tiled.tile_0) == golden("""
+        inputs primals_1, primals_2, primals_3
+        slice_tensor = aten.slice.Tensor(primals_2, 0, 0, 2)
         body_0 = self.body_0
         invoke_subgraph = invoke_subgraph(body_0, 'body_0', primals_1, slice_tensor, primals_3)
         getitem = invoke_subgraph[0]
-        shard_whole_default = shard_whole.default(getitem, 0, 4)
-        slice_tensor_1 = slice.Tensor(primals_2, 0, 2, 4)
+        shard_whole_default = memgraph.shard_whole.default(getitem, 0, 4)
+        slice_tensor_1 = aten.slice.Tensor(primals_2, 0, 2, 4)
         invoke_subgraph_1 = invoke_subgraph(body_0, 'body_0', primals_1, slice_tensor_1, primals_3)
         getitem_1 = invoke_subgraph_1[0]
-        shard_put_default = shard_put.default(shard_whole_default, getitem_1, 0, 2)
-        return (shard_put_default,)
+        shard_put_default = memgraph.shard_put.default(shard_whole_default, getitem_1, 0, 2)
+        outputs shard_put_default
     """)
-    assert code(tiled.tile_0.body_0) == literal("""
-        def forward(self, primals_1, primals_2, primals_3):
-        permute = permute.default(primals_1, [1, 0])
-        mm = mm.default(primals_2, permute)
-        relu = relu.default(mm)
-        permute_1 = permute.default(primals_3, [1, 0])
-        mm_1 = mm.default(relu, permute_1)
-        return (mm_1,)
+    assert text(tiled.tile_0.body_0) == golden("""
+        inputs primals_1, primals_2, primals_3
+        permute = aten.permute.default(primals_1, [1, 0])
+        mm = aten.mm.default(primals_2, permute)
+        relu = aten.relu.default(mm)
+        permute_1 = aten.permute.default(primals_3, [1, 0])
+        mm_1 = aten.mm.default(relu, permute_1)
+        outputs mm_1
     """)
 
 
 def test_a_tile_of_a_backward():
     """The products that are summed over shards are taken by the tile, of what the body returns."""
     tiled = tiny().tiled(2)
-    assert code(tiled.tile_1) == literal("""
-        def forward(self, primals_1, primals_2, primals_3, tangents_1):
-        slice_tensor = slice.Tensor(primals_2, 0, 0, 2)
-        slice_tensor_1 = slice.Tensor(tangents_1, 0, 0, 2)
+    assert text(tiled.tile_1) == golden("""
+        inputs primals_1, primals_2, primals_3, tangents_1
+        slice_tensor = aten.slice.Tensor(primals_2, 0, 0, 2)
+        slice_tensor_1 = aten.slice.Tensor(tangents_1, 0, 0, 2)
         body_0 = self.body_0
         invoke_subgraph = invoke_subgraph(body_0, 'body_0', primals_1, slice_tensor, primals_3, slice_tensor_1)
         getitem = invoke_subgraph[0]
         getitem_1 = invoke_subgraph[1]
         getitem_2 = invoke_subgraph[2]
-        permute_default = permute.default(slice_tensor_1, [1, 0])
-        shard_product_default = shard_product.default(permute_default, getitem)
-        permute_default_1 = permute.default(getitem_1, [1, 0])
-        shard_product_default_1 = shard_product.default(permute_default_1, slice_tensor)
-        shard_whole_default = shard_whole.default(getitem_2, 0, 4)
-        slice_tensor_2 = slice.Tensor(primals_2, 0, 2, 4)
-        slice_tensor_3 = slice.Tensor(tangents_1, 0, 2, 4)
+        permute_default = aten.permute.default(slice_tensor_1, [1, 0])
+        shard_product_default = memgraph.shard_product.default(permute_default, getitem)
+        permute_default_1 = aten.permute.default(getitem_1, [1, 0])
+        shard_product_default_1 = memgraph.shard_product.default(permute_default_1, slice_tensor)
+        shard_whole_default = memgraph.shard_whole.default(getitem_2, 0, 4)
+        slice_tensor_2 = aten.slice.Tensor(primals_2, 0, 2, 4)
+        slice_tensor_3 = aten.slice.Tensor(tangents_1, 0, 2, 4)
         invoke_subgraph_1 = invoke_subgraph(body_0, 'body_0', primals_1, slice_tensor_2, primals_3, slice_tensor_3)
         getitem_3 = invoke_subgraph_1[0]
         getitem_4 = invoke_subgraph_1[1]
         getitem_5 = invoke_subgraph_1[2]
-        permute_default_2 = permute.default(slice_tensor_3, [1, 0])
-        shard_add_default = shard_add.default(shard_product_default, permute_default_2, getitem_3)
-        permute_default_3 = permute.default(getitem_4, [1, 0])
-        shard_add_default_1 = shard_add.default(shard_product_default_1, permute_default_3, slice_tensor_2)
-        shard_put_default = shard_put.default(shard_whole_default, getitem_5, 0, 2)
-        return (shard_add_default, shard_add_default_1, shard_put_default)
+        permute_default_2 = aten.permute.default(slice_tensor_3, [1, 0])
+        shard_add_default = memgraph.shard_add.default(shard_product_default, permute_default_2, getitem_3)
+        permute_default_3 = aten.permute.default(getitem_4, [1, 0])
+        shard_add_default_1 = memgraph.shard_add.default(shard_product_default_1, permute_default_3, slice_tensor_2)
+        shard_put_default = memgraph.shard_put.default(shard_whole_default, getitem_5, 0, 2)
+        outputs shard_add_default, shard_add_default_1, shard_put_default
     """)
-    assert code(tiled.tile_1.body_0).endswith("return (relu, where, mm_5)")  # h, dg, dx
+    assert text(tiled.tile_1.body_0).endswith("outputs relu, where, mm_5")  # h, dg, dx
 
 
 def test_a_tile_of_a_loss():
     """Its gradient is made in the forward with the tangent taken for 1, and multiplied by it in the backward."""
     tiny = Of(lambda m, x: m.head(x).logsumexp(-1).sum(), head=linear(2, 4, False))
     tiled = joint_of(tiny, floats(4, 2)).tiled(2)
-    assert code(tiled) == literal("""
-        def forward(self, primals, tangents):
+    assert text(tiled) == golden("""
+        inputs primals_1, primals_2, tangents_1
         tile_0 = self.tile_0
-        tiled_add_one = full.default([], 1.0, dtype = torch.float64, device = device(type='cpu'))
-        expand_1 = expand.default(tiled_add_one, [4])
+        tiled_add_one = aten.full.default([], 1.0, dtype=torch.float64, device=cpu)
+        expand_1 = aten.expand.default(tiled_add_one, [4])
         tiled_add_forward = invoke_subgraph(tile_0, 'tile_0', primals_1, primals_2, expand_1)
         getitem = tiled_add_forward[0]
         getitem_1 = tiled_add_forward[1]
         getitem_2 = tiled_add_forward[2]
-        sum_2 = sum.default(getitem)
-        mul_tensor = mul.Tensor(getitem_1, tangents_1)
-        mul_tensor_1 = mul.Tensor(getitem_2, tangents_1)
-        return pytree.tree_unflatten([sum_2, mul_tensor, mul_tensor_1], self._out_spec)
+        sum_2 = aten.sum.default(getitem)
+        mul_tensor = aten.mul.Tensor(getitem_1, tangents_1)
+        mul_tensor_1 = aten.mul.Tensor(getitem_2, tangents_1)
+        outputs sum_2, mul_tensor, mul_tensor_1
     """)
-    assert [node.name for node in calls(tiled.tile_0, "memgraph")] == literal("""
+    assert " ".join(node.name for node in calls(tiled.tile_0, "memgraph")) == golden("""
         shard_whole_default shard_product_default shard_whole_default_1 \
         shard_put_default shard_add_default shard_put_default_1
-    """).split()
+    """)
 
 
 @pytest.mark.parametrize(
