@@ -43,11 +43,11 @@ lint: $(DONE)
 		--no-cache --config $(CURDIR)/pyproject.toml
 
 bench: $(DONE)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 # Every family of models, each in a process of its own; goes on where an earlier run ended.  Hours on a small machine.
 zoo: $(DONE) $(ZOO)
-	PYTHONPATH=$(VISION) $(BIN)/python benchmarks/zoo.py --jobs $(JOBS)
+	PYTHONPATH=$(VISION) $(BIN)/python -m benchmarks.zoo --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache
