@@ -1,6 +1,8 @@
-"""Caches of this run's own: a plan or a kernel kept by an earlier one must not decide what a test sees.
+"""What holds for all tests.
 
-A graph that runs without a plan is a failure, unless the test expects the warning: a bug must not hide behind Inductor.
+Every run has caches of its own: a plan or a kernel kept by an earlier run must not decide what a test sees. A graph
+that runs without a plan is a failure, unless the test expects the warning: a bug must not hide behind Inductor. The
+fast lane (`make test-fast`) draws few examples of each property.
 """
 
 import atexit
@@ -10,6 +12,9 @@ import tempfile
 import warnings
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("fast", max_examples=5)
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["KINETO_LOG_LEVEL"] = "6"

@@ -10,6 +10,7 @@ from torch import nn
 
 from memgraph.facts import kernel_scratch
 from tests.support.harness import Eager, assert_bitwise, gradients
+from tests.support.lanes import slow_but
 from tests.support.models import FAMILIES, build
 
 
@@ -23,7 +24,7 @@ def step(module, inputs, backend, seed=1):
     return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, fast=["gpt2"]))
 def test_hugging_face_models_are_exact_at_every_budget(name):
     # Of two images, the gradients at the end of the backward are the peak, whatever is saved.
     module, inputs = build(name, batch=8) if name == "vit" else build(name)
@@ -112,6 +113,7 @@ def test_dropout_masks_of_forward_and_backward_agree():
         assert_bitwise(found, gradients(module, Eager(), x))
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_and_retain_graph():
     module, inputs = build("gpt2")
     reference, planned = [], []
@@ -130,6 +132,7 @@ def test_gradient_accumulation_and_retain_graph():
     assert_bitwise(planned, reference)
 
 
+@pytest.mark.slow
 def test_two_forwards_before_the_backwards_and_a_backward_on_another_thread():
     module, inputs = build("llama")
 
@@ -161,6 +164,7 @@ def test_evaluation_and_no_grad_are_not_planned():
     assert backend.planned == []
 
 
+@pytest.mark.slow
 def test_autocast():
     module, inputs = build("llama")
 
@@ -171,6 +175,7 @@ def test_autocast():
     assert_bitwise(run(Eager(fraction=0.5)), run(Eager()))
 
 
+@pytest.mark.slow
 def test_several_models_in_one_process():
     models = [build(name) for name in ("llama", "bert")]
     references = [step(module, inputs, Eager()) for module, inputs in models]
