@@ -28,7 +28,7 @@ import torch
 from benchmarks import harness, table
 from benchmarks.table import MIB
 from memgraph import runtime
-from memgraph.runtime.scratch_file import BLOCK, THREADS
+from memgraph.runtime.nvme_file import BLOCK, THREADS
 
 ops = torch.ops.memgraph
 
