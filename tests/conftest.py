@@ -6,6 +6,7 @@ fast lane (`make test-fast`) draws few examples of each property.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ import warnings
 import pytest
 from hypothesis import settings
 
-settings.register_profile("fast", max_examples=5)
+settings.register_profile("fast", max_examples=12)
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["KINETO_LOG_LEVEL"] = "6"
@@ -22,6 +23,12 @@ _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+
+
+def pytest_collection_finish():
+    """Leave what torch and the tests' modules are made of to no garbage collection: a full one takes a second else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
