@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 import pytest
 from hypothesis import settings
 
-
 USUAL = 100  # examples that Hypothesis draws where nothing is said
 
 
