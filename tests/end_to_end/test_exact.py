@@ -194,6 +194,7 @@ def test_several_models_in_one_process():
         assert_bitwise([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)], reference)
 
 
+@pytest.mark.slow
 def test_an_exception_between_forward_and_backward_leaves_nothing_held():
     import gc
 

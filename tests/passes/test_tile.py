@@ -324,7 +324,10 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+OFTEN = ("cross entropy", "label smoothing", "shifted labels", "z", "tied to the embedding", "distillation")
+
+
+@pytest.mark.parametrize("name", slow_but(LOSSES, fast=OFTEN))
 def test_losses(name):
     joint = joint_of(*LOSSES[name])
     assert {region.kind for region in joint.regions} == {"loss"}
