@@ -167,18 +167,17 @@ class Training:
 
     def row(self, fraction: float | None, budget: int | None, reference: dict[str, Any]) -> Result:
         """The model under `budget`."""
-        from memgraph.base.errors import BudgetError
-        from memgraph.reporting.report import report as newest
+        import memgraph
 
         row = empty_row(self.name, fraction) | {"budget": budget, "unplanned": reference["peak"]}
         try:
             run = self.run("memgraph", budget)
-        except BudgetError as refusal:
+        except memgraph.BudgetError as refusal:
             return row | {"refused": refusal.minimum}
         except Exception as error:
             traceback.print_exc()
             return row | {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_MESSAGE]}"}
-        report = newest()
+        report = memgraph.report()
         row |= {
             "baseline": report.baseline,
             "predicted": report.predicted_peak - report.baseline,

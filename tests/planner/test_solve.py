@@ -16,7 +16,6 @@ from memgraph.planner.decisions import Decision, Plan, Step
 from memgraph.planner.schedule import Copies, Unschedulable, make_schedule
 from memgraph.planner.segments import SegmentCosts
 from memgraph.planner.solve import Planner
-from tests.support.lanes import examples
 
 SETTINGS = settings(deadline=None, derandomize=True, database=None)
 
@@ -91,7 +90,7 @@ def subsets(facts: JointFacts):
                 yield frozenset(saved), sum(facts.values[i].bytes for i in saved), seconds
 
 
-@settings(SETTINGS, max_examples=examples(100))
+@settings(SETTINGS, max_examples=100)
 @given(graphs(), st.sampled_from((0.01, 0.1, 0.5, 1.0, 3.0, 100.0)))
 def test_the_cut_is_the_best_of_all_subsets(facts, price):
     cut = SavedSetCut(facts).at(price)
@@ -101,7 +100,7 @@ def test_the_cut_is_the_best_of_all_subsets(facts, price):
     assert cut.seconds + price * cut.bytes == pytest.approx(best, rel=1e-6)
 
 
-@settings(SETTINGS, max_examples=examples(60))
+@settings(SETTINGS, max_examples=60)
 @given(graphs())
 def test_a_dearer_byte_is_saved_less(facts):
     cut = SavedSetCut(facts)
@@ -112,7 +111,7 @@ def test_a_dearer_byte_is_saved_less(facts):
         assert cheap.bytes >= dear.bytes and cheap.seconds <= dear.seconds + 1e-9
 
 
-@settings(SETTINGS, max_examples=examples(60))
+@settings(SETTINGS, max_examples=60)
 @given(graphs(), st.sets(st.integers(0, 9)))
 def test_a_schedule_computes_what_it_reads(facts, chosen):
     saved = {i for i in facts.forward if i in chosen}
@@ -182,7 +181,7 @@ def fewest(length: int) -> int:
     return least[length][0]
 
 
-@settings(SETTINGS, max_examples=examples(25))
+@settings(SETTINGS, max_examples=25)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9))
 def test_borders_of_an_uneven_chain_against_every_saved_set(sizes):
     facts = chain([((n,), 100 * size, 1e-6, True, "") for n, size in enumerate(sizes)], regions=len(sizes))
@@ -193,7 +192,7 @@ def test_borders_of_an_uneven_chain_against_every_saved_set(sizes):
     assert best <= planner.smallest().peak <= best + 100 * max(sizes)
 
 
-@settings(SETTINGS, max_examples=examples(60))
+@settings(SETTINGS, max_examples=60)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.data())
 def test_borders_against_every_choice_of_them(sizes, data):
     """The least limit that works, and the least held under a limit, among all sets of borders."""

@@ -14,7 +14,6 @@ from memgraph.base.errors import Binding
 from memgraph.planner.decisions import Decision, Event, Refusal, Timeline
 from memgraph.reporting.picture import draw
 from memgraph.reporting.report import Report, ReportLog
-from tests.support.lanes import examples
 
 MIB = 1024**2
 FITS, DROPPED = "the backward reads it and it fits", "dropped for the budget"
@@ -279,14 +278,14 @@ reports = st.builds(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(reports)
 def test_json_gives_the_report_back(report):
     back = Report.from_json(report.to_json())
     assert back == report and hash(back) == hash(report) and back.to_json() == report.to_json()
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(reports)
 def test_any_report_can_be_printed(report):
     assert str(report).startswith("memgraph:") and repr(report)

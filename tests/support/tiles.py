@@ -65,11 +65,10 @@ def labels(words: int = WORDS) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """A joint graph and data to run it on."""
+    """A joint graph.  data: what it was captured with, and random tangents."""
 
     graph: fx.GraphModule
     data: tuple[Tensor, ...]
-    """The inputs that it was captured with, and random tangents."""
 
     @functools.cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -80,11 +79,11 @@ class Joint:
         return find_regions(self.graph)[1]
 
     def tiled(self, shards: int, regions: Sequence[Region] | None = None) -> fx.GraphModule:
-        """A copy in which some regions run in so many shards; by default all regions."""
+        """A copy with so many shards of some regions, of all that there are unless told."""
         return tile(snapshot(self.graph), [(region, shards) for region in regions or self.regions])
 
     def error(self, shards: int, regions: Sequence[Region] | None = None, floor: float = 0.0) -> float:
-        """The largest error of an output of a tiled copy; the verifier must accept the copy."""
+        """How far a tiled copy, which the verifier accepts, is from the graph in any output."""
         tiled = self.tiled(shards, regions)
         verify_tiles(self.graph, tiled, [(region, shards) for region in regions or self.regions])
         return distance(self.run(self.graph), self.run(tiled), floor)
@@ -97,7 +96,7 @@ class Joint:
 
 
 def joint_of(module: nn.Module, *inputs: Tensor, dtype: torch.dtype = torch.float64) -> Joint:
-    """The joint graph of a module after Inductor's passes; scalar tangents are 0.5, by which no digit is lost."""
+    """The joint graph of a module after Inductor's passes; scalar tangents are such that no digit is lost by them."""
     split = capture_inductor(module.to(dtype), *inputs)
     draw = torch.Generator().manual_seed(3)
     data = []
@@ -113,9 +112,9 @@ def joint_of(module: nn.Module, *inputs: Tensor, dtype: torch.dtype = torch.floa
 
 
 def distance(want: Sequence[object], got: Sequence[object], floor: float = 0.0) -> float:
-    """The largest relative error of an output, by norm; outputs that are no floats must be equal.
+    """The largest relative error in norm of all outputs; what is no float must be equal, and all look the same.
 
-    Types, shapes and strides must be the same. An output whose norm is below `floor` is 0 but for rounding.
+    floor: the norm below which an output is nothing but what rounding left of 0.
     """
     worst = 0.0
     for one, other in zip(want, got, strict=True):
