@@ -30,6 +30,7 @@ from tests.support.models import FAMILIES, MORE, build
 from tests.support.offloading import GdsFiles
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
+PLACES = [*((name, "nvme") for name in FAMILIES | MORE), ("llama", "host"), ("t5", "host")]
 NVME = Tiers((Tier("nvme", 1e9, 1e9),))
 
 
@@ -62,17 +63,9 @@ def moving(scratch, tier="nvme", **options) -> Eager:
     return Eager(tiers=HOST if tier == "host" else NVME, offload={**given, "min_bytes": 0, "verify": True}, **options)
 
 
-@pytest.mark.parametrize("name", slow_but(FAMILIES | MORE, fast=["gpt2"]))
-def test_the_same_bits_from_a_disk(name, scratch):
-    check_the_same_bits(name, "nvme", scratch)
-
-
-@pytest.mark.parametrize("name", slow_but(["llama", "t5"], fast=["llama"]))
-def test_the_same_bits_from_host_memory(name, scratch):
-    check_the_same_bits(name, "host", scratch)
-
-
-def check_the_same_bits(name, tier, scratch):
+@pytest.mark.parametrize("place", slow_but(PLACES, fast=[("gpt2", "nvme"), ("llama", "host")]), ids="-".join)
+def test_the_same_bits(place, scratch):
+    name, tier = place
     backend = moving(scratch, tier)
     reference = step(name, Eager())
     assert_bitwise(step(name, backend), reference)
