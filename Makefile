@@ -1,6 +1,7 @@
 # Every target makes its own .venv first, once for each change of pyproject.toml, PYTHON or TORCH.
 #
 #   make test                             a venv of its own, packages from the index
+#   make test-fast                        no C++ compiler, no slow tests, few examples of each property: three minutes
 #   make test PYTHON=python3.12           the same, with another interpreter
 #   make test TORCH=torch==2.11.0         the same, with another torch
 #   make zoo JOBS=2                       every family of models, two at once; writes docs/models.md
@@ -27,13 +28,18 @@ ZOO    := $(VENV)/.zoo
 VISION := $(VENV)/torchvision
 LAID   := build/installed
 
-.PHONY: demo test lint bench zoo clean
+.PHONY: demo test test-fast lint bench zoo clean
 
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
 test: $(DONE)
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+# One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
+test-fast: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+		-m "not inductor and not slow" --hypothesis-profile=fast
 
 lint: $(DONE)
 	$(BIN)/python -m ruff check .
@@ -44,11 +50,11 @@ lint: $(DONE)
 	cd $(LAID) && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml
 
 bench: $(DONE)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 # Every family of models, each in a process of its own; goes on where an earlier run ended.  Hours on a small machine.
 zoo: $(DONE) $(ZOO)
-	PYTHONPATH=$(VISION) $(BIN)/python benchmarks/zoo.py --jobs $(JOBS)
+	PYTHONPATH=$(VISION) $(BIN)/python -m benchmarks.zoo --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache

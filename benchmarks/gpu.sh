@@ -5,7 +5,8 @@
 #   benchmarks/gpu.sh tests bench            only these, in this order
 #   PYTHON=/opt/py/bin/python OUT=out/gpu ARMS=inductor,memgraph ROUNDS=3 benchmarks/gpu.sh bench
 #
-# Nothing is installed: where memgraph is not, a tree that has the shape of an installed package is put under $OUT.
+# Nothing is installed. Everything runs in a folder under $OUT with links to the tests and the benchmarks; where memgraph
+# is not installed, a copy that has the shape of an installed package lies there too.
 # shellcheck disable=SC2329  # the stages are called by name
 set -euo pipefail
 python=$(command -v "${PYTHON:-python3}") || { echo "no ${PYTHON:-python3}" >&2; exit 1; }
@@ -13,7 +14,8 @@ python=$(command -v "${PYTHON:-python3}") || { echo "no ${PYTHON:-python3}" >&2;
 python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-out=${OUT:-out/gpu}
+root=$PWD
+out=$(realpath -m "${OUT:-out/gpu}")
 rounds=${ROUNDS:-5}
 # About a billion parameters: the activations of 8,192 tokens outweigh them many times over. Not every arm of run.py,
 # because each compiles for the best part of a minute.
@@ -50,10 +52,15 @@ installed() {
     (cd / && "$python" -c 'import memgraph.backend, memgraph.passes') 2> /dev/null
 }
 
+# `python -m` and pytest put the folder that they run in first. In the root that is a memgraph without memgraph.passes.
 make_tree() {
-    local tree=$1
     rm -rf "$tree"
-    mkdir -p "$tree/torch_memgraph-0.dist-info"
+    mkdir -p "$tree"
+    ln -s "$root/benchmarks" "$root/tests" "$root/examples" "$root/pyproject.toml" "$tree"
+}
+
+add_memgraph() {
+    mkdir "$tree/torch_memgraph-0.dist-info"
     cp -r memgraph "$tree/memgraph"
     cp -r passes "$tree/memgraph/passes"
     printf 'Metadata-Version: 2.1\nName: torch-memgraph\nVersion: 0\n' > "$tree/torch_memgraph-0.dist-info/METADATA"
@@ -62,32 +69,31 @@ make_tree() {
 }
 
 stage_tests() {
-    # From within tests: `-m` puts the current folder first, and the memgraph here has no passes.
-    (cd tests && "$python" -m pytest -q -m cuda -p no:cacheprovider .)
+    "$python" -m pytest -q -m cuda -p no:cacheprovider tests
 }
 
 stage_demo() {
-    "$python" examples/train_llama.py
+    "$python" examples/train_llama.py --out "$root/out"
 }
 
 stage_bench() {
-    "$python" benchmarks/run.py --device cuda "${model[@]}" --arms "$arms" --rounds "$rounds" \
+    "$python" -m benchmarks.run --device cuda "${model[@]}" --arms "$arms" --rounds "$rounds" \
         --budgets 1.0,0.6,0.4,0.25 --activation-budgets 0.5,0.25,0.1
 }
 
 stage_offload() {
     # Trained on one scratch folder: TMPDIR should lie on an NVMe disk.
-    "$python" -m memgraph.cli calibrate --scratch "${TMPDIR:-/tmp}"
-    "$python" benchmarks/offload.py --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --name cuda-offload
+    "$python" -m memgraph.cli.app calibrate --scratch "${TMPDIR:-/tmp}"
+    "$python" -m benchmarks.offload --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --name cuda-offload
 }
 
 stage_gpudirect() {
     # The disk through page-locked memory and past it: raw bandwidth, then whole steps, where the GPU computes meanwhile
     # and the interpreter's lock, which torch holds during a call, is felt. Where GPUDirect is not there, why.
     local folder=${TMPDIR:-/tmp} arms="inductor,memgraph staged"
-    "$python" -m memgraph.cli calibrate --scratch "$folder"
-    "$python" -m memgraph.cli doctor --scratch "$folder"
-    "$python" benchmarks/offload_bandwidth.py --device cuda --folder "$folder" --name cuda-offload-bandwidth
+    "$python" -m memgraph.cli.app calibrate --scratch "$folder"
+    "$python" -m memgraph.cli.app doctor --scratch "$folder"
+    "$python" -m benchmarks.offload_bandwidth --device cuda --folder "$folder" --name cuda-offload-bandwidth
     if "$python" - "$folder" <<'PY'
 import sys
 
@@ -98,12 +104,12 @@ PY
     then
         arms+=",memgraph direct"
     fi
-    "$python" benchmarks/offload.py --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --arms "$arms" \
+    "$python" -m benchmarks.offload --device cuda "${model[@]}" --budget 0.4 --rounds "$rounds" --arms "$arms" \
         --scratch "$folder" --name cuda-gpudirect
 }
 
 stage_tile() {
-    "$python" benchmarks/tile.py --device cuda --stages loss,mlp,planned --rounds "$rounds"
+    "$python" -m benchmarks.tile --device cuda --stages loss,mlp,planned --rounds "$rounds"
 }
 
 stages=("$@")
@@ -116,13 +122,14 @@ for stage in "${stages[@]}"; do
 done
 
 check
-mkdir -p "$out"
+tree=$out/tree
+make_tree
 if ! installed; then
-    tree=$(realpath "$out")/tree
-    make_tree "$tree"
+    add_memgraph
     export PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}"
     installed || { echo "memgraph cannot be imported:" >&2; (cd / && "$python" -c 'import memgraph.backend'); exit 1; }
 fi
+cd "$tree"
 
 summary=()
 failed=0

@@ -12,7 +12,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MIB = 2**20
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:

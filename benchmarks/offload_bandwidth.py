@@ -1,6 +1,6 @@
 """The bandwidth that the runtime's NVMe tier reaches, beside raw direct I/O with the same blocks and threads.
 
-    python benchmarks/offload_bandwidth.py --folder /scratch
+    python -m benchmarks.offload_bandwidth --folder /scratch
 
 Both move the same blocks of the same file in the same order, taking turns. It has to be the same file: on a virtual
 disk two files with the same code and size differed by 2.7 in read bandwidth (1.1 and 3.0 GB/s), by where they lay.
@@ -18,21 +18,18 @@ import json
 import mmap
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
-import machine
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import harness, table
+from benchmarks.table import MIB
 from memgraph import runtime
-from memgraph.runtime.scratch_file import BLOCK, THREADS
+from memgraph.runtime.nvme_file import BLOCK, THREADS
 
-MIB = machine.MIB
 ops = torch.ops.memgraph
 
 
@@ -191,33 +188,36 @@ def main() -> None:
     given = parser.parse_args()
     file = runtime.scratch_file(given.folder, given.device)
     file.threads, file.block = given.threads, int(given.block * MIB)
-    found = {"machine": machine.describe(given.device), "settings": vars(given), "series": {}}
-    title = f"GB/s in {given.folder}, {given.threads} threads, blocks of {given.block:g} MiB, {given.device}"
-    heads = ["values", "raw write", "raw, same memory", "write", "share", "of same", "raw read", "read", "share"]
+    series = {
+        f"{each} MiB": measure(given.folder, given.device, given.total // each, each * MIB, given.ahead, given.rounds)
+        for each in given.each
+    }
     refusal = runtime.gpudirect_refusal(given.folder, given.device)
-    found["gpudirect"] = refusal or "measured"
-    heads += [] if refusal else ["GPUDirect write", "read"]
-    table = Table(*heads, title=title)
-    for each in given.each:
-        series = measure(given.folder, given.device, given.total // each, each * MIB, given.ahead, given.rounds)
-        found["series"][f"{each} MiB"] = asdict(series)
-        rate = {name: statistics.median(rates or [float("nan")]) / 1e9 for name, rates in asdict(series).items()}
-        cells = [f"{rate[name]:.2f}" for name in ("raw_write", "raw_write_same", "write")]
+    text = f"GB/s in {given.folder}, {given.threads} threads, blocks of {given.block:g} MiB, {given.device}\n\n"
+    text += body(series, gpudirect=not refusal)
+    if refusal and given.device == "cuda":
+        text += f"\n\nno GPUDirect: {refusal}"
+    print(text)
+    if given.name:
+        data = {"settings": vars(given), "series": {name: asdict(one) for name, one in series.items()}}
+        data["gpudirect"] = refusal or "measured"
+        harness.Record(given.name, given.device).write("Bandwidth of offload", data, text)
+
+
+def body(series: dict[str, Series], gpudirect: bool) -> str:
+    """The table: medians in GB/s, and shares of raw I/O."""
+    heads = ["values", "raw write", "raw, same memory", "write", "share", "of same", "raw read", "read", "share"]
+    heads += ["GPUDirect write", "read"] if gpudirect else []
+    lines = []
+    for name, one in series.items():
+        rate = {kind: statistics.median(rates or [float("nan")]) / 1e9 for kind, rates in asdict(one).items()}
+        cells = [f"{rate[kind]:.2f}" for kind in ("raw_write", "raw_write_same", "write")]
         cells += [f"{rate['write'] / rate[raw]:.0%}" for raw in ("raw_write", "raw_write_same")]
         cells += [f"{rate['raw_read']:.2f}", f"{rate['read']:.2f}", f"{rate['read'] / rate['raw_read']:.0%}"]
-        cells += [] if refusal else [f"{rate['gpudirect_write']:.2f}", f"{rate['gpudirect_read']:.2f}"]
-        table.add_row(f"{each} MiB", *cells)
-    if refusal and given.device == "cuda":
-        table.caption = f"no GPUDirect: {refusal}"
-    Console().print(table)
-    if given.name:
-        folder = machine.results_folder(given.name)
-        (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-        with open(folder / "table.md", "w") as out:
-            out.write(machine.headline(found["machine"]) + "\n```\n")
-            Console(file=out, width=110).print(table)
-            out.write("```\n")
+        cells += [f"{rate['gpudirect_write']:.2f}", f"{rate['gpudirect_read']:.2f}"] if gpudirect else []
+        lines.append([name, *cells])
+    return table.markdown(heads, lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

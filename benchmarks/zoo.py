@@ -1,8 +1,8 @@
 """Does every family of the zoo train under a budget with the right gradients?  Writes docs/models.md.
 
-    .venv/bin/python benchmarks/zoo.py                      all families that are not measured yet
-    .venv/bin/python benchmarks/zoo.py --only llama,wan --jobs 2
-    .venv/bin/python benchmarks/zoo.py --again              all, whatever was measured before
+    python -m benchmarks.zoo                            all families that are not measured yet
+    python -m benchmarks.zoo --only llama,wan --jobs 2
+    python -m benchmarks.zoo --again                    all, whatever was measured before
 
 Each family runs in a process of its own, under a time limit (tests/families/trial.py says what is done), and leaves a
 JSON file in the output folder. A run that was cut short goes on where it ended; what another version of memgraph, of
@@ -15,22 +15,18 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import machine
 import typer
-import zoo_page
 
-sys.path.insert(0, str(machine.ROOT))
-
-from tests.families import FAMILIES, Family  # noqa: E402
+from benchmarks import machine, zoo_page
+from benchmarks.harness import Process, Result
+from tests.families import FAMILIES, Family
 
 TESTS = machine.ROOT / "tests"
-
 OUT = machine.ROOT / "out" / "zoo"
 PAGE = machine.ROOT / "docs" / "models.md"
 
@@ -88,7 +84,7 @@ def _file(out: Path, family: Family) -> Path:
     return out / f"{family.name}.json"
 
 
-def _kept(out: Path, family: Family, version: str) -> dict[str, Any] | None:
+def _kept(out: Path, family: Family, version: str) -> Result | None:
     """What was measured of `family` with this version, to the end."""
     try:
         result = json.loads(_file(out, family).read_text())
@@ -97,7 +93,7 @@ def _kept(out: Path, family: Family, version: str) -> dict[str, Any] | None:
     return result if result.get("complete") and result.get("version") == version else None
 
 
-def _results(out: Path) -> dict[str, dict[str, Any]]:
+def _results(out: Path) -> dict[str, Result]:
     """All that the folder holds, in the order of the zoo; where a package is missing, that."""
     results = {}
     for family in FAMILIES.values():
@@ -113,36 +109,40 @@ def _results(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def _measure(family: Family, out: Path, limit: int, version: str) -> None:
-    """Run one family and complete its file."""
+    """Run one family; its file is whole after each row."""
     file = _file(out, family)
     if family.missing:
         return
-    file.unlink(missing_ok=True)
-    given = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(machine.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(out / "cache" / "inductor"),  # C++ kernels that families share; no graphs
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "MEMGRAPH_CACHE": str(out / "cache" / family.name),
-        "KINETO_LOG_LEVEL": "6",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    command = [sys.executable, "-m", "tests.families.trial", family.name, str(file)]
-    failure = ""
+    result: Result = {"family": family.name, "rows": [], "complete": False, "failure": ""}
+    result |= {"version": version, "machine": machine.describe()}
     print(f"{family.name} ...", flush=True)
+    start = time.perf_counter()
     with open(out / f"{family.name}.log", "w") as log:
-        try:
-            done = subprocess.run(command, env=given, stdout=log, stderr=log, timeout=limit, check=False)
-            if done.returncode:
-                failure = f"the process ended with {done.returncode}: see {family.name}.log"
-        except subprocess.TimeoutExpired:
-            failure = f"past the limit of {limit} s"
-    result = json.loads(file.read_text()) if file.exists() else {"family": family.name, "rows": [], "failure": ""}
-    result |= {"version": version, "machine": machine.describe(), "complete": not failure.startswith("past")}
-    result["failure"] = result["failure"] or failure
-    file.write_text(json.dumps(result, indent=1) + "\n")
+        task = {"family": family.name}
+        for row in Process("tests.families.trial:measure", task, log, environment).results(limit):
+            if "column" in row:
+                result["rows"].append(row)
+            else:
+                result["failure"] = row["failure"]
+            result["seconds"] = time.perf_counter() - start
+            _write(file, result)
+    result["complete"] = not result["failure"].startswith("past")
+    _write(file, result)
     print(f"{family.name:20}{zoo_page.verdict(result)}", flush=True)
+
+
+def _write(file: Path, result: Result) -> None:
+    aside = file.with_suffix(".part")
+    aside.write_text(json.dumps(result, indent=1) + "\n")
+    aside.replace(file)
 
 
 if __name__ == "__main__":

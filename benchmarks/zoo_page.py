@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import machine
+from benchmarks import machine
 
 Result = dict[str, Any]
 FINE = "right"

@@ -1,15 +1,21 @@
-"""Caches of this run's own: a plan or a kernel kept by an earlier one must not decide what a test sees.
+"""What holds for all tests.
 
-A graph that runs without a plan is a failure, unless the test expects the warning: a bug must not hide behind Inductor.
+Every run has caches of its own: a plan or a kernel kept by an earlier run must not decide what a test sees. A graph
+that runs without a plan is a failure, unless the test expects the warning: a bug must not hide behind Inductor. The
+fast lane (`make test-fast`) draws few examples of each property.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 import warnings
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("fast", max_examples=12)
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["KINETO_LOG_LEVEL"] = "6"
@@ -17,6 +23,12 @@ _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+
+
+def pytest_collection_finish():
+    """Leave what torch and the tests' modules are made of to no garbage collection: a full one takes a second else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -60,20 +60,23 @@ def demo(
 ) -> None:
     """Train a small Llama with and without memgraph, and compare (about five minutes on two cores)."""
     arguments = [f"--steps={steps}", f"--budget={budget}", f"--out={out}"]
-    raise typer.Exit(_run_file("examples/train_llama.py", arguments))
+    file = _file_of_the_repository("examples/train_llama.py")
+    raise typer.Exit(subprocess.run([sys.executable, str(file), *arguments]).returncode)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
     """Run memgraph beside its peers; what follows is handed to benchmarks/run.py."""
-    raise typer.Exit(_run_file("benchmarks/run.py", context.args))
+    file = _file_of_the_repository("benchmarks/run.py")
+    command = [sys.executable, "-m", "benchmarks.run", *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=file.parents[1]).returncode)
 
 
-def _run_file(name: str, arguments: list[str]) -> int:
+def _file_of_the_repository(name: str) -> Path:
     file = CHECKOUT / name
     if not file.is_file():
         raise fail(f"{name} is in memgraph's repository and not in the installed package: clone it and run it there")
-    return subprocess.run([sys.executable, str(file), *arguments]).returncode
+    return file
 
 
 @app.command(help=f"Plan a step without running or compiling anything.\n\n{TARGET_HELP}")

@@ -1,6 +1,6 @@
 """What a graph without a plan does: it runs as Inductor has it, and says so; only what a user must know is raised.
 
-The functions are matrix products alone, for which Inductor generates no C++.
+The functions are matrix products alone, for which Inductor generates no C++, but for one.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def test_an_error_of_the_model_comes_out_as_it_is():
     assert "Compilation" not in repr(mine.__context__)
 
 
+@pytest.mark.inductor
 def test_sizes_that_depend_on_data():
     def picks(x):
         y = x @ WEIGHTS[0]

@@ -13,12 +13,7 @@ import memgraph
 from memgraph.base import compat
 from memgraph.base.errors import BudgetError, VerifyError
 from memgraph.facts.actions import Recompute, Save
-from memgraph.facts.costs import seconds
 from memgraph.facts.joint import read_joint
-from memgraph.facts.operators import draws, family, short_name
-from memgraph.facts.tokens.linear import linear
-from memgraph.facts.tokens.rules import rule_of
-from memgraph.facts.tokens.states import MixesTokens
 from memgraph.machine.hardware import built_in
 from memgraph.passes.graphs import Joint, Split
 from memgraph.passes.partition import partition
@@ -26,93 +21,10 @@ from memgraph.passes.recompute import recompute
 from memgraph.planner.explain import make_plan
 from memgraph.planner.solve import Planner
 from memgraph.verify.rewrite import snapshot, verify_graph, verify_partition
+from tests.support.custom_operators import LAYERS, RUNS, SILU, Layers, X, drop, pair, seeded, silu, tagged
 from tests.support.graphs import why_fixed
 from tests.support.harness import Eager, assert_bitwise, gradients
 from tests.support.splits import calls, capture
-
-RUNS: Counter[str] = Counter()
-SILU = "hidden::silu"
-
-
-def custom(name: str, run, gradient, **told):
-    """An operator of one tensor that counts its runs.  gradient: of the output's gradient, the input and the output."""
-
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        RUNS[name] += 1
-        return run(x)
-
-    made = torch.library.custom_op(name, counted, mutates_args=(), **told)
-    made.register_fake(torch.empty_like)
-    made.register_autograd(
-        lambda ctx, g: gradient(g, *ctx.saved_tensors),
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, output),
-    )
-    return made
-
-
-def silu_gradient(g, x, y):
-    s = torch.sigmoid(x)
-    return g * (s + x * s * (1 - s))
-
-
-def drop_gradient(g, x, y):
-    return g * (y != 0) * 2
-
-
-drop = custom("hidden::drop", lambda x: x * (torch.rand_like(x) > 0.5) * 2, drop_gradient)
-silu = custom(SILU, nn.functional.silu, silu_gradient)
-tagged = custom("hidden::tagged", nn.functional.silu, silu_gradient, tags=(torch.Tag.pointwise,))
-seeded = custom(
-    "hidden::seeded",
-    lambda x: x * (torch.rand_like(x) > 0.5) * 2,
-    drop_gradient,
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-
-
-@torch.library.custom_op("hidden::pair", mutates_args=())
-def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    RUNS["hidden::pair"] += 1
-    return x * 2, x.exp()
-
-
-pair.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
-pair.register_autograd(
-    lambda ctx, one, other: one * 2 + other * ctx.saved_tensors[0],
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
-)
-
-
-LAYERS = 3
-
-
-class Layers(nn.Module):
-    """Residual MLPs around a function of the test's."""
-
-    def __init__(self, act, around=None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 64), Act(act), nn.GELU(), nn.Linear(64, 16)) for _ in range(LAYERS)
-        )
-        self.around = around or (lambda layer, x: layer(x))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + self.around(layer, x)
-        return x.square().mean()
-
-
-class Act(nn.Module):
-    def __init__(self, act) -> None:
-        super().__init__()
-        self.act = act
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(x)
-
-
-X = torch.randn(32, 16, generator=torch.Generator().manual_seed(3))
 
 
 def step(module: nn.Module, backend) -> tuple[list[torch.Tensor], Counter[str]]:
@@ -370,65 +282,6 @@ def test_triton_kernels_are_known_by_the_name_of_their_function():
     assert "calls triton::add_one, which is not declared" in why_fixed(node)
     assert why_fixed(node, ["triton::add_one"]) == why_fixed(node, ["triton::*"]) == ""
     assert "triton::add_one" in compat.operator_names()
-
-
-# --- names ------------------------------------------------------------------------------------------------
-
-_library = torch.library.Library("namesake", "DEF")
-for _schema in ("mul(Tensor a, Tensor b) -> Tensor", "view(Tensor a, int[] size) -> Tensor", "exp(Tensor a) -> Tensor",
-                "embedding(Tensor weight, Tensor ids) -> Tensor", "mm(Tensor a, Tensor b) -> Tensor",
-                "full(int[] size, float value) -> Tensor"):  # fmt: skip
-    _library.define(_schema)
-
-
-def call_of(target, *shapes: list[int], rest: tuple = ()) -> fx.Node:
-    graph = fx.Graph()
-    reads = [graph.placeholder(f"x{n}") for n in range(len(shapes))]
-    for read, shape in zip(reads, shapes, strict=True):
-        read.meta["val"] = torch.empty(shape, device="meta")
-    node = graph.call_function(target, (*reads, *rest))
-    node.meta["val"] = torch.empty([4, 4], device="meta")
-    return node
-
-
-@pytest.mark.parametrize("name, shapes, rest", [
-    ("mul", ([4, 4], [4, 4]), ()), ("view", ([16],), ([4, 4],)), ("exp", ([4, 4],), ()),
-    ("embedding", ([4, 4], [4]), ()), ("mm", ([4, 4], [4, 4]), ()),
-])  # fmt: skip
-def test_namesakes_of_atens_operators_are_not_taken_for_them(name, shapes, rest):
-    overloads = getattr(torch.ops.aten, name)
-    known = call_of(overloads.Tensor if name == "mul" else overloads.default, *shapes, rest=rest)
-    node = call_of(getattr(torch.ops.namesake, name).default, *shapes, rest=rest)
-    assert short_name(known.target) == name and short_name(node.target) == f"namesake::{name}"
-    rule_of(known)
-    with pytest.raises(MixesTokens, match=f"namesake::{name} has no rule"):
-        rule_of(node)
-    assert family(node.target) == "extern"
-    first = node.all_input_nodes[0]
-    assert not linear(node, {first})
-    assert linear(known, {known.all_input_nodes[0]}) == (name != "exp")
-    hardware = built_in("cpu")
-    traffic = sum(read.meta["val"].nbytes for read in (*node.all_input_nodes, node)) / hardware.memory_bandwidth
-    assert seconds(node, hardware) == pytest.approx(traffic + hardware.kernel_overhead)
-    assert why_fixed(node).startswith(f"calls namesake::{name}") and not why_fixed(known)
-
-
-def test_a_namesake_of_full_is_no_zero():
-    """Added to what depends on the tangent, zeros leave it linear; what some operator makes does not."""
-    graph = fx.Graph()
-    tangent = graph.placeholder("tangent")
-    for namespace, wanted in ((torch.ops.aten, True), (torch.ops.namesake, False)):
-        zeros = graph.call_function(namespace.full.default, ([4], 0.0))
-        total = graph.call_function(torch.ops.aten.add.Tensor, (tangent, zeros))
-        for node in (tangent, zeros, total):
-            node.meta["val"] = torch.empty(4, device="meta")
-        assert linear(total, {tangent}) is wanted
-
-
-def test_dropout_by_zero_is_only_known_of_atens():
-    assert not draws(call_of(torch.ops.aten.native_dropout.default, [4, 4], rest=(0.0, True)))
-    torch.library.define("namesake::noise", "(Tensor a, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-    assert draws(call_of(torch.ops.namesake.noise.default, [4, 4], rest=(0.0,)))
 
 
 # --- through Inductor -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import nn
 from memgraph.facts import kernel_scratch
 from memgraph.facts.actions import Recompute, Save
 from tests.support.harness import Eager, assert_bitwise, gradients
+from tests.support.lanes import slow_but
 from tests.support.models import FAMILIES, build
 
 
@@ -24,7 +25,7 @@ def step(module, inputs, backend, seed=1):
     return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, fast=["gpt2"]))
 def test_hugging_face_models_are_exact_at_every_budget(name):
     # Of two images, the gradients at the end of the backward are the peak, whatever is saved.
     module, inputs = build(name, batch=8) if name == "vit" else build(name)
@@ -113,6 +114,7 @@ def test_dropout_masks_of_forward_and_backward_agree():
         assert_bitwise(found, gradients(module, Eager(), x))
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_and_retain_graph():
     module, inputs = build("gpt2")
     reference, planned = [], []
@@ -131,6 +133,7 @@ def test_gradient_accumulation_and_retain_graph():
     assert_bitwise(planned, reference)
 
 
+@pytest.mark.slow
 def test_two_forwards_before_the_backwards_and_a_backward_on_another_thread():
     module, inputs = build("llama")
 
@@ -162,6 +165,7 @@ def test_evaluation_and_no_grad_are_not_planned():
     assert backend.planned == []
 
 
+@pytest.mark.slow
 def test_autocast():
     module, inputs = build("llama")
 
@@ -172,6 +176,7 @@ def test_autocast():
     assert_bitwise(run(Eager(fraction=0.5)), run(Eager()))
 
 
+@pytest.mark.slow
 def test_several_models_in_one_process():
     models = [build(name) for name in ("llama", "bert")]
     references = [step(module, inputs, Eager()) for module, inputs in models]
@@ -190,6 +195,7 @@ def test_several_models_in_one_process():
         assert_bitwise([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)], reference)
 
 
+@pytest.mark.slow
 def test_an_exception_between_forward_and_backward_leaves_nothing_held():
     import gc
 

@@ -25,10 +25,12 @@ from memgraph.planner.queues import Tier
 from memgraph.runtime import sanitized
 from memgraph.runtime.space import Calls
 from tests.support.harness import Eager, assert_bitwise, gradients
+from tests.support.lanes import slow_but
 from tests.support.models import FAMILIES, MORE, build
 from tests.support.offloading import GdsFiles
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
+PLACES = [*((name, "nvme") for name in FAMILIES | MORE), ("llama", "host"), ("t5", "host")]
 NVME = Tiers((Tier("nvme", 1e9, 1e9),))
 
 
@@ -61,10 +63,9 @@ def moving(scratch, tier="nvme", **options) -> Eager:
     return Eager(tiers=HOST if tier == "host" else NVME, offload={**given, "min_bytes": 0, "verify": True}, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "tier"), [*((name, "nvme") for name in FAMILIES | MORE), ("llama", "host"), ("t5", "host")]
-)
-def test_the_same_bits(name, tier, scratch):
+@pytest.mark.parametrize("place", slow_but(PLACES, fast=[("gpt2", "nvme"), ("llama", "host")]), ids="-".join)
+def test_the_same_bits(place, scratch):
+    name, tier = place
     backend = moving(scratch, tier)
     reference = step(name, Eager())
     assert_bitwise(step(name, backend), reference)
@@ -73,7 +74,7 @@ def test_the_same_bits(name, tier, scratch):
         assert_bitwise(step(name, moving(scratch, tier)), reference)
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("name", slow_but(["llama", "t5"], fast=["llama"]))
 def test_beside_recompute(name, scratch):
     backend = Eager(fraction=0.5, tiers=NVME, offload={"nvme": scratch, "min_bytes": 0})
     assert_bitwise(step(name, backend), step(name, Eager()))

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import zoo_page
 from memgraph.facts import kernel_scratch
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
 from tests.families import FAMILIES, Family, trial
-from tests.support import ROOT
 from tests.support.harness import Eager
+from tests.support.lanes import slow_but
 
 HANDFUL = ("mixtral", "mamba2", "modernbert", "whisper", "wan", "recommender")
 CHOSEN = FAMILIES if os.environ.get("MEMGRAPH_ZOO") == "all" else HANDFUL
@@ -43,7 +43,7 @@ def peaks(backend: Eager) -> int:
     return sum(planned.plan.peak for planned in backend.planned)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", slow_but(CHOSEN, fast=["modernbert", "recommender"]))
 def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
     family = FAMILIES[name]
     if family.missing:
@@ -124,12 +124,6 @@ def test_a_family_through_inductor_in_every_column():
     assert min(row["above"] for row in accepted) < 0.9 * rows[0]["above"], "no budget changed anything"
 
 
-@pytest.fixture
-def zoo_page(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("zoo_page")
-
-
 def measured(**change):
     """What the driver hands to the page: plain Inductor, a budget that was kept, one that was refused."""
     kept = ROW | {"column": "60%", "graphs": 1, "planning": 2.0, "failure": "", "measured": 1495}
@@ -142,14 +136,14 @@ def measured(**change):
     return {"family": "llama", "kind": "decoders", "rows": rows, "failure": ""}
 
 
-def test_the_page_counts_what_is_right(zoo_page):
+def test_the_page_counts_what_is_right():
     text = zoo_page.page({"llama": measured()})
     assert "**1 of 1 families are right.** Of 2 accepted budgets 2 were kept" in text
     assert "| llama | 1 | 2 |  | 1 of 1 | refused; 1 of 1 |" in text
     assert "- tile: no stretch (llama)" in text
 
 
-def test_the_page_says_what_is_wrong(zoo_page):
+def test_the_page_says_what_is_wrong():
     broken = measured(above=1100, predicted=1600, failure="100 bytes over the budget")
     dead = {"family": "wan", "kind": "diffusion", "rows": [], "failure": "past the limit of 5 s"}
     text = zoo_page.page({"llama": broken, "wan": dead})

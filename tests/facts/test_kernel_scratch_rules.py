@@ -11,6 +11,7 @@ from memgraph.facts.kernel_scratch.operands import Call
 from memgraph.facts.kernel_scratch.rules import RULES, rule_of
 from memgraph.machine.measure import peak_above_start
 from tests.support import ROOT
+from tests.support.lanes import slow_but
 from tests.support.scratch_cases import cases
 
 TABLE = json.loads((ROOT / "tests" / "support" / "scratch_table.json").read_text())
@@ -85,7 +86,7 @@ def storages(tree) -> dict[int, int]:
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", slow_but([1, 2], fast=[1]))
 def test_a_sample_on_this_machine(threads, count):
     """The trial counts what memgraph.measure does, by another profiler; and the rule holds here, too."""
     threads(count)

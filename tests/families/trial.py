@@ -1,16 +1,12 @@
 """One family trained through Inductor and through memgraph: one row for each column of the zoo's table.
 
 Every column starts from the same weights, the same optimizer state and the same seeds. The state is made beforehand, so
-that the budget's baseline holds it. A row is a plain dict: `python -m tests.families.trial NAME FILE` adds rows to a
-file as they are measured.
+that the budget's baseline holds it. A row is a plain dict.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import pathlib
-import sys
 import tempfile
 import time
 import traceback
@@ -191,33 +187,15 @@ def _numpy(gradient: torch.Tensor) -> np.ndarray:
     return gradient.detach().to_dense().double().numpy().copy()
 
 
-def main(name: str, path: str) -> None:
-    """The rows of family `name` into the JSON file `path`, which is whole after each of them."""
+def measure(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of the family that `task` names, for benchmarks/zoo.py."""
     import transformers
 
-    result: dict[str, Any] = {"family": name, "rows": [], "complete": False, "failure": ""}
-    file = pathlib.Path(path)
-
-    def write() -> None:
-        aside = file.with_suffix(".part")
-        aside.write_text(json.dumps(result, indent=1) + "\n")
-        aside.replace(file)
-
     transformers.logging.set_verbosity_error()
-    start = time.perf_counter()
+    family = FAMILIES[task["family"]]
     try:
-        with FAMILIES[name].capturing():
-            for row in rows(FAMILIES[name]):
-                result["rows"].append(row)
-                result["seconds"] = time.perf_counter() - start
-                write()
-                print(name, json.dumps(row), flush=True)
+        with family.capturing():
+            yield from rows(family)
     except Exception as error:  # plain Inductor itself does not get through
         traceback.print_exc()
-        result["failure"] = f"plain Inductor: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
-    result["complete"] = True
-    write()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        yield {"failure": f"plain Inductor: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"}

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memgraph.passes.tiles.body import sizes
+from tests.support.lanes import slow_but
 from tests.support.models import build
 from tests.support.printer import golden, text
 from tests.support.splits import calls
@@ -323,7 +324,10 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+OFTEN = ("cross entropy", "label smoothing", "shifted labels", "z", "tied to the embedding", "distillation")
+
+
+@pytest.mark.parametrize("name", slow_but(LOSSES, fast=OFTEN))
 def test_losses(name):
     joint = joint_of(*LOSSES[name])
     assert {region.kind for region in joint.regions} == {"loss"}
@@ -390,7 +394,7 @@ def joint_of_model(name: str, dtype: torch.dtype = torch.float32, **options) -> 
 
 
 @pytest.mark.parametrize("shards", SHARDS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, fast=["llama"]))
 def test_models(name, shards):
     joint = joint_of_model(name)
     assert {region.kind for region in joint.regions} == {"mlp", "loss"}
@@ -401,7 +405,7 @@ def test_experts_whose_weights_are_gathered():
     assert joint_of_model("qwen3_moe", experts="batched_mm").error(3) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("name", slow_but(["llama", "qwen3_moe"], fast=["llama"]))
 def test_bfloat16_is_no_worse_for_shards(name):
     """Against float32 with the same weights."""
     joint = joint_of_model(name, torch.bfloat16)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT
 
 SCRIPT = """
@@ -34,6 +36,7 @@ print(told("gpt_oss", None, tile={"mlp": 3, "loss": 2}))
 """
 
 
+@pytest.mark.slow
 def test_hash_seeds_change_no_plan():
     found = set()
     for seed in ("1", "2"):

@@ -112,6 +112,7 @@ def test_no_tiles_where_the_budget_is_loose(budget):
     assert report.predicted_peak == report.unplanned_peak and report.predicted_time == report.unplanned_time
 
 
+@pytest.mark.slow
 def test_tiles_where_nothing_else_fits():
     with pytest.raises(BudgetError):
         plan(budget=0.4)

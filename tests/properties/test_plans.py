@@ -23,6 +23,7 @@ from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
 from memgraph.runtime import sanitized
 from tests.support.graphs import capture, same_bits
+from tests.support.lanes import examples
 from tests.support.programs import OPS, programs
 
 # What these calls take and give back is in no timeline, or differs where no compiler runs. Found by measuring:
@@ -59,7 +60,7 @@ def legal(facts: JointFacts, chosen: set[int], copies: Copies) -> Candidate:
         return planner.candidates.evaluate(make_schedule(facts, saved | fixed, copies))
 
 
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=examples(40))
 @given(programs(), choices, st.booleans(), st.sampled_from(Copies))
 def test_any_legal_plan_is_the_unplanned_step(program, plans, decompose, copies):
     captured = capture(program, decompose=decompose)
@@ -92,7 +93,7 @@ def moved(facts: JointFacts, base: Candidate, drawn: list[tuple[int, int, int]])
     return dataclasses.replace(planner.candidates.evaluate(with_moves(base.schedule, clock, ordered)), moves=ordered)
 
 
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=examples(40))
 @given(programs(), choices, moves)
 def test_any_legal_copies_are_the_unplanned_step(program, plans, drawn):
     captured = capture(program)
@@ -109,7 +110,7 @@ def test_any_legal_copies_are_the_unplanned_step(program, plans, drawn):
         assert candidate.peak == timeline(captured.facts, candidate).peak
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=examples(25))
 @given(programs(most=14), st.floats(1e6, 1e12), st.floats(1e6, 1e12), st.sampled_from([0.0, 100.0, math.inf]))
 def test_copies_are_placed_where_they_may_stand(program, out, back, window):
     facts = capture(program).facts
@@ -128,7 +129,7 @@ def test_copies_are_placed_where_they_may_stand(program, out, back, window):
         assert placed.stall >= total * (1 - 1e-9)
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=examples(25))
 @given(programs(most=14), st.floats(1e6, 1e12))
 def test_any_bound_with_copies(program, rate):
     facts = capture(program).facts
@@ -144,7 +145,7 @@ def test_any_bound_with_copies(program, rate):
             assert best.peak <= bound
 
 
-@settings(SETTINGS, max_examples=15)
+@settings(SETTINGS, max_examples=examples(15))
 @given(programs(most=12), st.sets(st.integers(0, 40), min_size=1, max_size=3))
 def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
     facts = capture(program).facts
@@ -170,7 +171,7 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
         assert not away & candidate.schedule.recomputed or candidate.schedule.saved == planner.stock.schedule.saved
 
 
-@settings(SETTINGS, max_examples=15)
+@settings(SETTINGS, max_examples=examples(15))
 @given(programs(sorted(set(OPS) - SCRATCH - {"write_row", "bfloat16"})), st.sets(st.integers(0, 40)))
 def test_the_predicted_peak_is_the_profilers(program, chosen):
     with kernel_scratch.looking_up(
@@ -182,7 +183,7 @@ def test_the_predicted_peak_is_the_profilers(program, chosen):
     assert 0 <= captured.peak(*graphs) - candidate.peak <= NUMBER
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=examples(25))
 @given(programs(most=14), st.booleans())
 def test_any_bound(program, fused):
     planner = Planner(capture(program).facts, fused=fused)
@@ -203,7 +204,7 @@ def test_any_bound(program, fused):
         before = best
 
 
-@settings(SETTINGS, max_examples=15)
+@settings(SETTINGS, max_examples=examples(15))
 @given(programs(most=12), st.sets(st.integers(0, 40), max_size=3), st.sets(st.integers(0, 40), max_size=3))
 def test_pins(program, kept, dropped):
     facts = capture(program).facts
@@ -232,7 +233,7 @@ def holds(value: Value) -> bool:
 POINTWISE = "mul exp tanh sigmoid softmax gelu where add_ relu_ dropout project float64 bfloat16 gate add transpose"
 
 
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=examples(40))
 @given(programs(POINTWISE.split(), most=8, outputs=1))
 def test_brute_force(program):
     """Measured on 340 random graphs of up to 10 values: the smallest peak found in all but one, 14 % off there.

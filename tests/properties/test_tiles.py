@@ -19,6 +19,7 @@ from memgraph.facts.regions import module_path
 from memgraph.facts.tokens.states import MixesTokens
 from memgraph.verify.rewrite import snapshot
 from tests.support.graphs import capture_module
+from tests.support.lanes import examples
 from tests.support.tiles import Joint
 
 SETTINGS = settings(
@@ -171,7 +172,7 @@ def check(joint: Joint, shards: int) -> None:
             assert "comes out with strides" in problem.reason
 
 
-@settings(SETTINGS, max_examples=80)
+@settings(SETTINGS, max_examples=examples(80))
 @given(programs(), st.integers(2, 9))
 def test_any_number_of_shards_computes_the_same(program, shards):
     joint = joint_of(program)
@@ -179,7 +180,7 @@ def test_any_number_of_shards_computes_the_same(program, shards):
     check(joint, shards)
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=examples(60))
 @given(programs(mixing=True), st.integers(2, 9))
 def test_what_mixes_tokens_is_in_no_region(program, shards):
     joint = joint_of(program)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from memgraph import runtime
 from memgraph.base.errors import OffloadError, OptionsError
+from tests.support.lanes import examples
 from tests.support.offloading import Cube, bring, drained, hold, like, live, ops, options, raw
 
 TIERS = ["host", "nvme"]
@@ -45,7 +46,7 @@ def tensors(draw):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(x=tensors())
 def test_round_trip_keeps_every_bit_and_stride(tier, x, settings_json):
     y = bring(hold(x, tier, settings_json), x, tier)

@@ -36,10 +36,12 @@ HARDWARE = Hardware("test", "cpu", (("float32", 1e9),), 1e9, 1e8, 1e-6, 2**30)
 
 @dataclasses.dataclass
 class Captured:
-    """before: the joint graph as AOTAutograd made it.  joint: after Inductor's partitioner."""
+    """A captured step."""
 
     before: fx.GraphModule
+    """The joint graph as AOTAutograd made it."""
     joint: fx.GraphModule
+    """The joint graph after Inductor's partitioner."""
     forward: fx.GraphModule
     backward: fx.GraphModule
     facts: JointFacts
@@ -77,7 +79,7 @@ class Captured:
         return peak_above_start(lambda: self._step(forward, backward, primals), "cpu")
 
     def held(self, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-        """The most that the interpreter holds, with what the facts know of that one call takes and gives back."""
+        """Bytes that the interpreter holds at most, with the kernel scratch that the facts know of."""
         primals = [p.detach().clone() for p in self.primals]
         peaks: list[int] = []
         callers = [*primals, *self.tangents]
@@ -104,7 +106,7 @@ class Captured:
 
 
 class _Counting(fx.Interpreter):
-    """Counts all storages after each operator, its own and the `held`, not the callers', and the operator's scratch."""
+    """Counts bytes after each operator: its own storages, the `held` ones and kernel scratch, without the callers'."""
 
     def __init__(self, graph: fx.GraphModule, callers: Sequence[Tensor], held: Sequence[Any], peaks: list[int]) -> None:
         super().__init__(graph)
@@ -127,7 +129,7 @@ RELOAD = torch.ops.memgraph.reload_start.default
 
 
 def _is_handle(node: fx.Node) -> bool:
-    """What stands for a copy: its bytes are the runtime's."""
+    """Whether a node stands for a copy, whose bytes are the runtime's."""
     copies = str(node.target).startswith("memgraph.") and node.target is not torch.ops.memgraph.reload_finish.default
     return copies or node.name.endswith("_held")
 

@@ -17,7 +17,7 @@ from memgraph.planner.offload import Tiers
 
 
 class Eager:
-    """A Dynamo backend that plans like memgraph and runs both graphs as they are.  planned: what it did."""
+    """A Dynamo backend that plans like memgraph and runs both graphs as they are; `planned` has its plans, in order."""
 
     def __init__(self, fraction: float | None = None, last: bool = False, tiers: Tiers = NO_TIERS, **options) -> None:
         self.tiers = tiers

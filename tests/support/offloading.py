@@ -29,7 +29,7 @@ def hold(x, tier, settings, name="x"):
 
 
 def bring(held, x, tier):
-    """The held value; of `x` only the layout is read."""
+    """The value that was held; only the layout of `x` is read."""
     return ops.reload_finish(ops.reload_start(held, *like(x, tier)), held, *like(x, tier))
 
 
@@ -70,7 +70,7 @@ def live():
 
 
 def drained():
-    """Whether nothing is held any more, once the blocks of copies that were given up have passed."""
+    """Whether nothing is held any more; waits until abandoned copies have ended."""
     deadline = time.monotonic() + 10
     while live() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -78,7 +78,7 @@ def drained():
 
 
 class Failing(Calls):
-    """System calls that do as asked until `fail` is set: an errno for all of one kind, or what to do instead."""
+    """System calls, some of which fail: `failures` maps the name of a call to its errno."""
 
     def __init__(self, **failures):
         self.failures = failures
@@ -106,7 +106,10 @@ class Failing(Calls):
 
 
 class Halting(Calls):
-    """Moves a third of what is asked for, and is interrupted every second time. `flip`: damages what it reads."""
+    """Reads and writes that move a third of what is asked for, with an interrupt every second time.
+
+    `flip` damages what is read; `end` ends the file.
+    """
 
     def __init__(self):
         self.calls = 0
@@ -133,7 +136,7 @@ class Halting(Calls):
 
 
 class Gds:
-    """A `torch.cuda.gds.GdsFile` for storages of the CPU. `GdsFiles.fail` says what its calls raise, torch's way."""
+    """A `torch.cuda.gds.GdsFile` for storages of the CPU; its calls raise, as torch does, what `GdsFiles.fail` says."""
 
     def __init__(self, files, path, flags):
         self.files = files
@@ -181,5 +184,5 @@ class GdsFiles:
             raise RuntimeError(f"{self.fail[kind]}\nException raised from gds_{kind}_storage")
 
     def of(self, kind):
-        """The calls for values, without the page that is tried first."""
+        """The calls of one kind, without the first two, which try a page."""
         return [call for call in self.calls[2:] if call[0] == kind]

@@ -29,10 +29,11 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """ops: in order.  outputs: values (0: the newest) that are returned beside the loss."""
+    """A list of operations, and what the program returns."""
 
     ops: tuple[Op, ...]
     outputs: tuple[int, ...] = ()
+    """Values that are returned beside the loss; 0 is the newest."""
     batch: int = 2
     size: int = 4
     seed: int = 0
@@ -42,7 +43,7 @@ class Program:
         return Net(self)
 
     def inputs(self) -> tuple[Tensor, Tensor]:
-        """Two inputs; the gradient of the first is wanted."""
+        """Two inputs; the first has a gradient."""
         draw = torch.Generator().manual_seed(self.seed)
         shape = (self.batch, self.size, self.size)
         return torch.randn(shape, generator=draw).requires_grad_(), torch.randn(shape, generator=draw)

@@ -16,7 +16,7 @@ I64 = torch.int64
 
 
 def dense(*size: int, dtype: torch.dtype = F32, order: tuple[int, ...] | None = None) -> Operand:
-    """order: the dimensions, the fastest last."""
+    """An operand without gaps; `order` lists the dimensions, the fastest last."""
     stride, step = [0] * len(size), 1
     for dim in reversed(order or range(len(size))):
         stride[dim], step = step, step * size[dim]
@@ -24,7 +24,7 @@ def dense(*size: int, dtype: torch.dtype = F32, order: tuple[int, ...] | None = 
 
 
 def turned(*size: int, dtype: torch.dtype = F32) -> Operand:
-    """With the last two dimensions swapped in memory."""
+    """An operand with the last two dimensions swapped in memory."""
     dims = range(len(size))
     return dense(*size, dtype=dtype, order=(*dims[:-2], dims[-1], dims[-2]))
 

@@ -31,7 +31,7 @@ THREADS = (1, 2)
 
 
 def name(threads: int) -> str:
-    """Of the column that this process measures."""
+    """The name of the column that this process measures."""
     import torch
 
     capability = os.environ.get("ONEDNN_MAX_CPU_ISA") or torch.backends.cpu.get_cpu_capability()
@@ -40,7 +40,7 @@ def name(threads: int) -> str:
 
 
 def measure() -> dict[str, int | str]:
-    """Scratch by the call's text, of this process; a text where a case was not measured."""
+    """Bytes of scratch by the call's text, measured in this process; a reason where a call could not be measured."""
     from memgraph.facts.kernel_scratch import trial
     from tests.support.scratch_cases import cases
 
@@ -54,7 +54,7 @@ def measure() -> dict[str, int | str]:
 
 
 def column() -> dict[str, dict[str, int | str]]:
-    """What this process measures, by the column's name."""
+    """The column that this process measures, by its name."""
     import torch
 
     threads = int(os.environ["OMP_NUM_THREADS"])
@@ -63,7 +63,7 @@ def column() -> dict[str, dict[str, int | str]]:
 
 
 def columns(python: str) -> dict[str, dict[str, int | str]]:
-    """What one interpreter measures, with more and fewer instructions and threads."""
+    """The columns that one interpreter measures, with more and fewer instructions and threads."""
     found: dict[str, dict[str, int | str]] = {}
     for instructions in INSTRUCTIONS:
         for threads in THREADS:

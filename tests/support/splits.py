@@ -1,4 +1,4 @@
-"""Captured and split graphs for the tests of verify.py, and the small edits that they are made of."""
+"""Joint graphs and their splits for the tests of the verifier, and small edits that break or keep a split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _boxed(graph: fx.GraphModule, inputs):
 
 
 def capture(module, *args, dynamic: bool = False) -> Split:
-    """The joint graph of AOTAutograd, without a decomposition, and the stock partition of it."""
+    """The joint graph of AOTAutograd without decompositions, and its stock partition."""
     splits = []
 
     def partition(joint, inputs, **rest):
@@ -209,7 +209,7 @@ _splits: dict[str, Split] = {}
 
 
 def split_of(name: str) -> Split:
-    """A fresh copy; names that end in `@inductor` and `@dynamic` are captured that way."""
+    """A fresh copy of the split of a module; `mlp@inductor` and `mlp@dynamic` name the two other ways of capture."""
     if name not in _splits:
         module, _, how = name.partition("@")
         make, x = MODULES[module]
@@ -265,7 +265,7 @@ def recompute_mask(split: Split, *, draw: bool) -> None:
 
 
 def graphsafe(split: Split) -> None:
-    """Replays as they are on CUDA: from generators that come as inputs, one to a draw."""
+    """Rewrite replays as CUDA has them: each draw reads a generator of its own, which is an input."""
     wrapper = torch._prims.rng_prims.graphsafe_run_with_rng_state
     outputs = list(output(split.forward).args[0])
     drawn = calls(split.forward, "run_and_save_rng_state")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 
 
@@ -126,11 +128,7 @@ def qwen3_moe(experts: str = "grouped_mm"):
 
 
 FAMILIES = {"llama": llama, "qwen3": qwen3, "gemma3": gemma3, "gpt2": gpt2, "bert": bert, "vit": vit, "t5": t5}
-
-
 MORE = {"gemma4": gemma4, "gpt_oss": gpt_oss}
-
-
 EXPERTS = {"qwen3_moe": qwen3_moe}
 
 
@@ -140,3 +138,9 @@ def build(name: str, **options) -> tuple[Loss, dict]:
     model, inputs = (FAMILIES | MORE | EXPERTS)[name](**options)
     model.train()
     return Loss(model), inputs
+
+
+def build_without_dropout(name: str) -> tuple[Loss, dict]:
+    """As `build`, with a rate of 0 where the model has one."""
+    parameters = inspect.signature((FAMILIES | MORE | EXPERTS)[name]).parameters
+    return build(name, **({"dropout": 0.0} if "dropout" in parameters else {}))

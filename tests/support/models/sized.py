@@ -1,4 +1,4 @@
-"""Models with random weights, and a batch to train each on: what the benchmarks measure.
+"""Models of any size with random weights, and a batch to train each on: what the benchmarks measure.
 
 `case.loss(*case.inputs)` is the training loss, which is what gets compiled: the loss alone, because a
 compiled function that returns the logits as well has to keep them whole.
@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from tests.support.models.tiny import Loss
+
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How large a model and its batch are.  dropout: its rate where the model's configuration has one."""
+    """How large a model and its batch are."""
 
     layers: int = 8
     hidden: int = 512
@@ -23,6 +25,7 @@ class Shape:
     vocabulary: int = 8192
     batch: int = 1
     dropout: float = 0.0
+    """The rate, where the model's configuration has one."""
 
     @property
     def heads(self) -> int:
@@ -36,6 +39,7 @@ class Case:
     model: torch.nn.Module
     inputs: tuple[torch.Tensor, ...]
     loss: Callable[..., torch.Tensor]
+    """What is compiled."""
 
     def clear(self) -> None:
         """Drop the gradients: a step then starts from the same allocations each time."""
@@ -44,11 +48,11 @@ class Case:
 
 def make(name: str, shape: Shape, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Case:
     """The model `name` with weights from seed 0, in training mode, and its batch."""
-    if name not in FACTORIES | MORE:
-        raise ValueError(f"no model {name!r}; there are: {', '.join(FACTORIES | MORE)}")
+    if name not in FAMILIES | MORE:
+        raise ValueError(f"no model {name!r}; there are: {', '.join(FAMILIES | MORE)}")
     torch.manual_seed(0)
     with torch.device(device):
-        model, inputs, loss = (FACTORIES | MORE)[name](shape)
+        model, inputs, loss = (FAMILIES | MORE)[name](shape)
     model.to(dtype)
     model.train()
     inputs = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
@@ -202,7 +206,38 @@ def gemma4(shape: Shape) -> Made:
     return _with_labels(Gemma4ForCausalLM(config), shape)
 
 
-FACTORIES: dict[str, Callable[[Shape], Made]] = {
-    factory.__name__: factory for factory in (llama, qwen3, gemma3, gpt2, bert, vit, t5)
+FAMILIES: dict[str, Callable[[Shape], Made]] = {
+    family.__name__: family for family in (llama, qwen3, gemma3, gpt2, bert, vit, t5)
 }
 MORE = {"gemma4": gemma4}  # for benchmarks of one lever
+
+
+UNMASKED = "sdpa_unmasked"
+LONGEST = 1 << 20  # tokens: the positions of `long_llama`
+
+
+def long_llama(shape: dict[str, int], device: str, dtype: str, mask: bool = True) -> Loss:
+    """A Llama for long sequences; `shape` has layers, hidden, inner, heads and vocabulary.
+
+    With `mask` attention reads a mask of sequence x sequence: transformers makes one where torch is older than 2.14 and
+    compiles. Without it the kernel is told that attention is causal, as where nothing is compiled.
+    """
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    torch.manual_seed(0)
+    AttentionInterface.register(UNMASKED, sdpa_attention_forward)  # no mask is made for a name without a mask function
+    config = LlamaConfig(
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["heads"],
+        vocab_size=shape["vocabulary"],
+        max_position_embeddings=LONGEST,
+        use_cache=False,
+        attn_implementation="sdpa" if mask else UNMASKED,
+    )
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+    return Loss(model.to(getattr(torch, dtype)).train())
