@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from functorch.compile import make_boxed_func
+from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from memgraph.backend.budget import Bound
@@ -14,6 +15,7 @@ from memgraph.backend.options import parse_options
 from memgraph.base import compat
 from memgraph.machine.hardware import built_in
 from memgraph.planner.offload import Tiers
+from tests.support.models import build
 
 
 class Eager:
@@ -59,3 +61,18 @@ def assert_bitwise(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
     assert len(left) == len(right)
     for i, (a, b) in enumerate(zip(left, right, strict=True)):
         assert torch.equal(a, b), f"value {i} differs by {(a - b).abs().max()}"
+
+
+def step_of(name: str, backend, **options):
+    """The gradients of one step of a model, by name."""
+    module, inputs = build(name, **options)
+
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def forward(self):
+            return self.module(**inputs)
+
+    return gradients(Step(), backend)

@@ -144,3 +144,22 @@ def spelled(state: State) -> str:
     text += f" x{state.factor}" if state.factor != 1 else ""
     text += f" {state.order.value}" if state.order is not RowOrder.TOKENS else ""
     return text + (f" at {state.points.value}" if state.points else "")
+
+
+def layers(count: int, last: nn.Module | None = None) -> Of:
+    """So many residual MLPs, and one more block."""
+    blocks = [mlp() for _ in range(count)] + ([last] if last else [])
+    parts = {"blocks": nn.ModuleList(blocks), "norms": nn.ModuleList(nn.LayerNorm(WIDTH) for _ in blocks)}
+
+    def forward(m, x):
+        for norm, block in zip(m.norms, m.blocks, strict=True):
+            x = x + block(norm(x))
+        return x
+
+    return Of(forward, **parts)
+
+
+def largest_error(joint: Joint, counts: Sequence[int] = (2, 3, 8)) -> float:
+    """How far the graph in some numbers of shards is from the whole one, at most."""
+    assert joint.regions
+    return max(joint.error(shards) for shards in counts)
