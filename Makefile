@@ -47,7 +47,7 @@ lint: $(DONE)
 	rm -rf $(LAID) && mkdir -p $(LAID) && cp -r memgraph $(LAID)/ && cp -r passes $(LAID)/memgraph/passes
 	cd $(LAID) && $(CURDIR)/$(BIN)/python -c 'from importlinter.cli import lint_imports_command as check; check()' \
 		--no-cache --config $(CURDIR)/pyproject.toml
-	cd $(LAID) && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml
+	cd $(LAID) && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml memgraph
 
 bench: $(DONE)
 	$(BIN)/python -m benchmarks.run

@@ -35,10 +35,9 @@ def size(graph: fx.Graph, mode: Any, wanted: int | torch.SymInt) -> int | fx.Nod
     return made.node if isinstance(made, fx.Proxy) else int(made)
 
 
-def mode_of(graph: fx.Graph) -> Any:
-    """The fake mode that a graph's tensors were made in."""
-    values = (node.meta.get("val") for node in graph.nodes)
-    return compat.fake_mode_of([next(value for value in values if isinstance(value, torch.Tensor))])
+def mode_of(node: fx.Node) -> Any:
+    """The fake mode that a node's value was made in: a graph may have values of several."""
+    return compat.fake_mode_of([node.meta["val"]])
 
 
 def provenance(node: fx.Node) -> dict[str, Any]:

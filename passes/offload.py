@@ -47,7 +47,6 @@ def offload(split: Split, plan: Plan) -> Rewritten[Split]:
 
 def _copy_out(graph: fx.Graph, transfers: Sequence[Transfer], settings: Mapping[str, str]) -> dict[fx.Node, fx.Node]:
     """Insert starts and ends of the copies out; returns, by value, what holds its copy."""
-    mode = mode_of(graph)
     starting = {transfer.name: transfer for transfer in transfers}
     finishing: dict[str, list[Transfer]] = {}
     for transfer in transfers:
@@ -59,7 +58,7 @@ def _copy_out(graph: fx.Graph, transfers: Sequence[Transfer], settings: Mapping[
     def finish(transfer: Transfer) -> None:
         x = nodes[transfer.name]
         arguments = (tickets[transfer.name], x, transfer.tier)
-        held[x] = call(graph, mode, ops.offload_finish.default, *arguments, name=f"{transfer.name}_held")
+        held[x] = call(graph, mode_of(x), ops.offload_finish.default, *arguments, name=f"{transfer.name}_held")
 
     for node in list(graph.nodes):
         if node.name not in starting and node.name not in finishing:
@@ -72,7 +71,7 @@ def _copy_out(graph: fx.Graph, transfers: Sequence[Transfer], settings: Mapping[
             if node.name in starting:
                 transfer = starting.pop(node.name)
                 arguments = (node, transfer.name, transfer.tier, settings[transfer.tier])
-                tickets[node.name] = call(graph, mode, ops.offload_start.default, *arguments)
+                tickets[node.name] = call(graph, mode_of(node), ops.offload_start.default, *arguments)
                 if transfer in ended:
                     finish(transfer)
     if starting or finishing:
@@ -92,12 +91,11 @@ def _hold(graph: fx.Graph, held: Mapping[fx.Node, fx.Node], num_fwd_outputs: int
 
 def _copy_back(graph: fx.Graph, transfers: Sequence[Transfer]) -> None:
     """Insert starts and ends of the copies back, and have the backward take what holds the copies."""
-    mode = mode_of(graph)
     nodes = {node.name: node for node in graph.nodes}
     place = {node: n for n, node in enumerate(graph.nodes)}
     for transfer in sorted(transfers, key=lambda t: place[nodes[node_name(*t.use)]]):
         x = nodes[transfer.name]
-        value = x.meta["val"]
+        value, mode = x.meta["val"], mode_of(x)
         load, use = nodes[node_name(*transfer.load)], nodes[node_name(*transfer.use)]
         with graph.inserting_after(x):
             held = graph.placeholder(f"{transfer.name}_held")

@@ -86,7 +86,7 @@ def _call_region(
         values |= _call_tile(joint, nodes, region, outputs, shards, made, given)
     for name in [name for name in region.outputs if region.tangent and name in set(region.backward)]:
         with joint.graph.inserting_before(nodes[name]):
-            scaled = call(joint.graph, mode_of(joint.graph), aten.mul.Tensor, values[name], nodes[region.tangent])
+            scaled = call(joint.graph, mode_of(values[name]), aten.mul.Tensor, values[name], nodes[region.tangent])
         scaled.meta |= provenance(nodes[name])
         values[name] = scaled
     return values
@@ -114,7 +114,7 @@ def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: To
     value = tangent.meta["val"]
     with graph.inserting_before(nodes[region.chain[0]] if region.chain else nodes[region.backward[0]]):
         options = {"dtype": value.dtype, "device": value.device}
-        one = call(graph, mode_of(graph), aten.full.default, [], 1.0, name=unit_name(region), **options)
+        one = call(graph, mode_of(tangent), aten.full.default, [], 1.0, name=unit_name(region), **options)
         new = {tangent: one}
     for name in region.chain:
         node = nodes[name]

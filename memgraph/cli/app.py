@@ -116,7 +116,7 @@ def plan(
             "tile": tile,
             "rules": dict(_pair(rule, "rules") for rule in rules) if rules else None,
         }
-        options = {"budget": parse_budget(budget), "reserve": reserve}
+        options: dict[str, Any] = {"budget": parse_budget(budget), "reserve": reserve}
         options |= {key: value for key, value in named.items() if value is not None}
         for key, text in (_pair(text, "option") for text in option or ()):
             if named.get(key) is not None:

@@ -62,6 +62,7 @@ def _load_module(place: str) -> Any:
         raise OptionsError(f"there is no script {place!r}.\n{TARGET_HELP}")
     sys.path.insert(0, str(file.parent.resolve()))  # as `python SCRIPT` does
     spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None  # a file that ends in .py has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Captured:
         count = self.num_fwd_outputs
         split = dataclasses.replace(self.split, settings={"host": "{}"})
         for realises in (partition, recompute, offload):
-            with _compiling():
+            with _compiling() if realises is partition else nullcontext():
                 rewritten = realises(split, plan)
             split = rewritten.graphs
             if rewritten.modified:
