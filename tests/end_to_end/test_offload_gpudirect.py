@@ -18,6 +18,7 @@ from memgraph.machine import disk
 from memgraph.machine.hardware import built_in
 from memgraph.runtime import sanitized
 from tests.support.harness import Eager, assert_bitwise, step_of
+from tests.support.lanes import slow_but
 from tests.support.offloading import GdsFiles
 
 FASTER = disk.Disk(write=1e9, read=1e9, gpudirect_write=4e9, gpudirect_read=5e9)
@@ -75,7 +76,7 @@ def test_gpudirect_that_the_cpu_has_not_is_not_spoken_of(scratch, figures):
     assert found(scratch, "cpu", True)[0].notes == ()
 
 
-@pytest.mark.parametrize("sanitizing", [False, True])
+@pytest.mark.parametrize("sanitizing", slow_but([False, True], fast=[True]))
 def test_the_same_bits_by_gpudirect(scratch, figures, sanitizing):
     figures(FASTER)
     runtime.scratch_file(scratch, "cpu", gds=(files := GdsFiles()))

@@ -43,7 +43,7 @@ def peaks(backend: Eager) -> int:
     return sum(planned.plan.peak for planned in backend.planned)
 
 
-@pytest.mark.parametrize("name", slow_but(CHOSEN, fast=["modernbert", "recommender"]))
+@pytest.mark.parametrize("name", slow_but(CHOSEN, fast=["recommender"]))
 def test_the_smallest_plan_of_a_family_keeps_its_gradients(name, tmp_path):
     family = FAMILIES[name]
     if family.missing:
