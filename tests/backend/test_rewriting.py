@@ -104,6 +104,7 @@ assert not eager.planned[0].plan.stock
 """
 
 
+@pytest.mark.slow
 def test_torch_logs_and_torch_trace(tmp_path):
     """As a user has them: by environment variables, in a process of its own."""
     environment = os.environ | {"TORCH_LOGS": "+memgraph", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": str(ROOT)}

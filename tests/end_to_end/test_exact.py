@@ -245,6 +245,7 @@ def test_checkpoint_tags_of_the_user_are_pins():
     assert any("addmm" in name or "gelu" in name or "erf" in name for name in again), again
 
 
+@pytest.mark.slow
 def test_rules_pin_what_they_name():
     module, inputs = build("llama")
     backend = Eager(rules={"model.model.layers.*.mlp": "recompute"})

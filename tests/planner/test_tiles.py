@@ -12,6 +12,7 @@ from memgraph import BudgetError, OptionsError
 from memgraph.base import compat
 from memgraph.facts.actions import Rule, Tile
 from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, most_shards, next_shards, starting_shards
+from tests.support.lanes import slow_but
 from tests.support.models import Loss
 
 # --- the search -------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def tiles(report) -> dict[str, int]:
 LAYERS = ["model.model.layers.0.mlp", "model.model.layers.1.mlp"]
 
 
-@pytest.mark.parametrize("budget", [None, 1.0])
+@pytest.mark.parametrize("budget", slow_but([None, 1.0], fast=[None]))
 def test_no_tiles_where_the_budget_is_loose(budget):
     report = plan(budget=budget, tile=True)
     assert tiles(report) == {} and report.refusals == ()

@@ -207,6 +207,7 @@ def test_kill_in_the_middle_of_a_step_leaves_nothing(tmp_path):
     assert child.returncode == -signal.SIGKILL and not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_exit_with_copies_under_way_ends(tmp_path):
     program = f"""
         import torch

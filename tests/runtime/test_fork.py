@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 START = f"""
 import os, sys, threading, time
 sys.path.insert(0, {str(ROOT)!r})
