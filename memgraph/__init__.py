@@ -1,20 +1,37 @@
 """Train models that do not fit: under a budget in bytes, planned by the compiler.
 
-model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
+    model = torch.compile(model, backend="memgraph", options={"budget": "20GiB"})
+
+The rooms, each of which uses only those below it (docs/architecture.md has the trip of a graph through them):
+
+    cli          the command line
+    backend      the conductor: options and a Dynamo graph in, a compiled callable out
+    verify       a rewritten graph held against the one before it
+    passes       the decisions realised          (passes/ at the top of the repository)
+    lower        Inductor in the plan's order; its wrapper read back
+    reporting    what was planned: values, text, picture, trace
+    planner      numbers in, decisions out
+    facts        the joint graph as numbers
+    machine      figures of this device and disk
+    runtime      the operators that a compiled graph calls
+    base         errors, sizes, the cache folder, torch's private names
 """
 
 from typing import TYPE_CHECKING, Any
 
 from memgraph.base.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
+from memgraph.machine.hardware import Hardware
 from memgraph.machine.measure import measure_peak
 from memgraph.reporting.log import report, reports
 from memgraph.reporting.report import Report
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan
+    from memgraph.runtime import statistics
 
 __all__ = [
     "BudgetError",
+    "Hardware",
     "MemgraphError",
     "OffloadError",
     "OptionsError",
@@ -25,6 +42,7 @@ __all__ = [
     "plan",
     "report",
     "reports",
+    "statistics",
 ]
 
 
@@ -33,4 +51,8 @@ def __getattr__(name: str) -> Any:
         from memgraph.backend.dry import plan
 
         return plan
+    if name == "statistics":  # it registers the operators of the runtime
+        from memgraph.runtime import statistics
+
+        return statistics
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

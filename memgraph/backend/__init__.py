@@ -1,4 +1,4 @@
-"""The Dynamo backend: options in, a training graph that keeps its budget out."""
+"""Floor 8: the conductor. Options and a Dynamo graph in, a compiled training graph that keeps its budget out."""
 
 from __future__ import annotations
 

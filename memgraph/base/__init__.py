@@ -1,1 +1,1 @@
-"""Floor 1: errors, sizes, the kept folder, torch's private names."""
+"""Floor 1: errors, sizes, the cache folder, torch's private names."""

@@ -1,1 +1,1 @@
-"""The joint graph as numbers. Reads fx graphs; decides nothing and rewrites nothing."""
+"""Floor 4: the joint graph as numbers. It reads fx graphs, decides nothing and rewrites nothing."""

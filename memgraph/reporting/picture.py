@@ -20,7 +20,10 @@ GREY, BLUE, RED = "#9aa0a6", "#1a73e8", "#d93025"
 def draw(figures: Figures) -> Figure:
     """The picture. The two timelines differ in the number of their events, so each is stretched: its forward over the
     left half of the axis, its backward over the right half."""
-    from matplotlib.figure import Figure  # not pyplot: its state is global, and belongs to the user
+    try:
+        from matplotlib.figure import Figure  # not pyplot: its state is global, and belongs to the user
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError('a picture needs matplotlib: pip install "torch-memgraph[plot]"') from missing
 
     top = max(figures.unplanned_peak, figures.predicted_peak, figures.budget or 0, figures.baseline)
     unit, scale = ("GiB", 1024**3) if top >= 1024**3 else ("MiB", 1024**2)

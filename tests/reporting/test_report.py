@@ -387,3 +387,9 @@ def test_offloaded_values_have_a_column_a_line_and_a_table():
     assert "Largest values offloaded" in text and "nvme: its copies cost less" in text
     assert dataclasses.replace(example(), decisions=(moved,)).bytes_on("nvme") == 3 * 2**20
     assert "offloaded" not in str(dataclasses.replace(example(), decisions=()))
+
+
+def test_without_matplotlib_the_picture_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # an import of it fails
+    with pytest.raises(ModuleNotFoundError, match=r"torch-memgraph\[plot\]"):
+        example().plot(tmp_path / "report.png")
