@@ -49,9 +49,9 @@ def chain(nodes, *, regions: int = 1, outputs=()) -> JointFacts:
 
 
 @st.composite
-def graphs(draw) -> JointFacts:
+def graphs(draw, most: int = 7) -> JointFacts:
     nodes = []
-    for n in range(draw(st.integers(1, 7))):
+    for n in range(draw(st.integers(1, most))):
         inputs = tuple(sorted(draw(st.sets(st.integers(0, n), min_size=1, max_size=2))))
         size, seconds = draw(st.integers(1, 20)), float(draw(st.integers(0, 20)))
         read = draw(st.booleans()) or n == 0
