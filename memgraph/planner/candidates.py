@@ -84,13 +84,16 @@ class Candidates:
             self._seen[frozenset(base.saved), copies] = self.stock
 
     def of(self, saved: frozenset[int], copies: Copies | None = None) -> Candidate | None:
-        """The candidate that saves these values; None if the backward cannot be computed from them."""
+        """The candidate that saves these values; None if the backward needs others, or would recompute a pinned one."""
         key = (saved, self.copies if copies is None else copies)
         if key not in self._seen:
             try:
-                self._seen[key] = self.evaluate(make_schedule(self.facts, *key))
+                schedule = make_schedule(self.facts, *key)
             except Unschedulable:
                 return None
+            if any(map(self._must_save, schedule.recomputed)):
+                return None
+            self._seen[key] = self.evaluate(schedule)
         return self._seen[key]
 
     def evaluate(self, schedule: Schedule) -> Candidate:
@@ -107,6 +110,10 @@ class Candidates:
     def savable(self) -> tuple[int, ...]:
         """Values that may be saved and from which the backward's reads come."""
         return tuple(i for i in needed_values(self.facts) if self.may_save(i))
+
+    def _must_save(self, i: int) -> bool:
+        """Whether a pin keeps a value from being recomputed."""
+        return self.may_save(i) and self.facts.values[i].pin is not None
 
     def may_save(self, i: int) -> bool:
         """Whether a value may cross to the backward: it is a tensor, no view, and no pin says `recompute`."""

@@ -18,6 +18,7 @@ from memgraph.facts.kernel_scratch import known, trial
 from memgraph.lower.timeline import Input, read_wrapper
 from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
+from memgraph.machine.measure import allocated_bytes, peak_above_start
 from tests.support.harness import Eager, gradients
 from tests.support.scratch_cases import aten, call, dense, turned
 
@@ -305,7 +306,7 @@ def test_a_dry_run_runs_no_large_kernel_and_says_so():
 @pytest.mark.slow
 def test_the_budget_of_depthwise_convolutions_is_kept():
     module, x = Mean(convolutions()), torch.randn(4, 8, 32, 32)
-    base = memgraph.measure.allocated_bytes("cpu")
+    base = allocated_bytes("cpu")
     budgets = [0.9, base + 1_000_000]
     for budget in budgets:
         torch._dynamo.reset()
@@ -317,7 +318,7 @@ def test_the_budget_of_depthwise_convolutions_is_kept():
             budgets.append(error.minimum)  # what the error names can be had
             continue
         module.zero_grad()
-        above = memgraph.measure.peak_above_start(lambda: step(x).backward(), "cpu")  # noqa: B023
+        above = peak_above_start(lambda: step(x).backward(), "cpu")  # noqa: B023
         module.zero_grad()
         report = memgraph.report()
         predicted = report.predicted_peak - report.baseline

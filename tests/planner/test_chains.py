@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memgraph
-from memgraph.machine.measure import peak_above_start
+from memgraph.machine.measure import allocated_bytes, peak_above_start
 
 ROWS, WIDTH = 4096, 64
 ONE = ROWS * WIDTH * 4  # bytes of one activation
@@ -104,7 +104,7 @@ def test_sums_of_a_gradient_are_written_one_by_one():
         return found, peak
 
     expected, plain = step("inductor")
-    found, planned = step("memgraph", budget=memgraph.measure.allocated_bytes("cpu") + 5 * part)
+    found, planned = step("memgraph", budget=allocated_bytes("cpu") + 5 * part)
     report = memgraph.report()
     assert plain > 8 * part
     assert planned <= 5 * part

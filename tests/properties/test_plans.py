@@ -171,12 +171,15 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
         assert not away & candidate.schedule.recomputed or candidate.schedule.saved == planner.stock.schedule.saved
 
 
+# In eager mode a sum of two dtypes copies an operand to the wider one.
+CASTS = {"bfloat16", "float64"}
+
+
 @settings(SETTINGS, max_examples=examples(15))
-@given(programs(sorted(set(OPS) - SCRATCH - {"write_row", "bfloat16"})), st.sets(st.integers(0, 40)))
+@given(programs(sorted(set(OPS) - SCRATCH - CASTS - {"write_row"})), st.sets(st.integers(0, 40)))
 def test_the_predicted_peak_is_the_profilers(program, chosen):
-    with kernel_scratch.looking_up(
-        kernel_scratch.for_compilation(None, 0, cache=False)
-    ):  # kernels are measured, not bounded
+    kernels = kernel_scratch.for_compilation(None, 0, cache=False)  # measured, not bounded
+    with kernel_scratch.looking_up(kernels):
         captured = capture(program, decompose=False)
     candidate = legal(captured.facts, chosen, Copies.OF_HELD)
     graphs = captured.realise(candidate, Planner(captured.facts, fused=False).stock)
