@@ -18,7 +18,7 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.passes.graphs import Captured, LossPlan, Rewritten
 
-_HEADS = (torch.nn.functional.linear, torch._C._nn.linear)
+_HEADS = (torch.nn.functional.linear, compat.C_LINEAR)
 # Operators that a head and its loss have between them, entry by entry on one tensor: an upcast, soft-capping.
 _METHODS = frozenset(("float", "double", "bfloat16", "half", "to", "type", "contiguous", "tanh", "mul", "div"))
 _FUNCTIONS = frozenset((operator.mul, operator.truediv, torch.tanh, torch.mul, torch.div))

@@ -83,7 +83,7 @@ def qualified_name(target: Any) -> str:
     """
     if isinstance(target, str):
         return target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, compat.HigherOrderOperator):
         return f"higher_order::{target.__name__}"
     return str(getattr(getattr(target, "overloadpacket", target), "_qualified_op_name", ""))
 
@@ -161,7 +161,7 @@ def _twice_is_wrong(node: Node, repeatable: tuple[str, ...], asked: bool) -> Fix
     if draws(node):
         return DRAWS
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, compat.HigherOrderOperator):
         return _of_higher_order(node, repeatable, asked)
     if getattr(target, "_schema", None) is None:
         return None
@@ -210,7 +210,7 @@ def _of_higher_order(node: Node, repeatable: tuple[str, ...], asked: bool) -> Fi
         return None if asked else undeclared(short_name(node.target), repeatable)
     if name == "triton_kernel_wrapper_functional":
         return None if asked else undeclared(f"triton::{compat.triton_kernel(node.kwargs['kernel_idx'])}", repeatable)
-    given = [item for item in node.args if isinstance(item, torch._ops.OpOverload)]
+    given = [item for item in node.args if isinstance(item, compat.OpOverload)]
     reasons: list[Fixed | None] = [DRAWS for item in given if torch.Tag.nondeterministic_seeded in item.tags]
     reasons += [_undeclared(item, repeatable) for item in given if not asked]
     reasons += [_twice_is_wrong(inside, repeatable, asked) for body in _bodies(node) for inside in body.graph.nodes]

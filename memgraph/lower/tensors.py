@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from memgraph.base import compat
+from memgraph.base.compat import tree_map
 
 
 class Storage:

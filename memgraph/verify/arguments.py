@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from memgraph.base import compat
+
 
 def name_of(target: Any) -> str:
     """`aten::mm`; "" if the target is no operator of torch's."""
-    return target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+    return target._schema.name if isinstance(target, compat.OpOverload) else ""
 
 
 def argument(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:

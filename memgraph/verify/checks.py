@@ -119,7 +119,7 @@ def _metadata_of(where: str, node: fx.Node, source: fx.Node | None) -> list[str]
 
 def _propagate(node: fx.Node) -> Hashable:
     """The signature that the operator gives on the metadata of its inputs. None: it cannot be run by itself."""
-    if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+    if not isinstance(node.target, compat.OpOverload) and node.target is not operator.getitem:
         return None
     reads = [read.meta.get("val") for read in node.all_input_nodes]
     mode = compat.fake_mode_of(reads)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map
 
 from memgraph.base import compat
+from memgraph.base.compat import tree_map
 from memgraph.verify.arguments import argument, name_of, shapes
 from memgraph.verify.smaller import Sizes
 

@@ -120,7 +120,7 @@ class Schema:
 @functools.cache
 def schema_of(target: Any) -> Schema:
     """The schema of a call's target, of a higher-order operator or a Python function as well."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         return Schema(target_name(target), _kind_of_function(target))
     schema, name = target._schema, target._schema.name
     views, writes = [], []
@@ -161,7 +161,7 @@ def _kind_of_function(target: Any) -> Kind:
         and "assert" not in name
     ):
         return Kind.EFFECT
-    if isinstance(target, torch._ops.HigherOrderOperator) and name not in _PURE_HOPS:
+    if isinstance(target, compat.HigherOrderOperator) and name not in _PURE_HOPS:
         return Kind.ONCE
     return Kind.PURE
 
@@ -172,7 +172,7 @@ def _kept_only(name: str) -> bool:
     return checks or name.startswith(("profiler::", "_c10d_functional::"))
 
 
-def _runs_once(overload: torch._ops.OpOverload) -> bool:
+def _runs_once(overload: compat.OpOverload) -> bool:
     """Whether nothing is known of an operator but its schema."""
     name = overload._schema.name
     if name in _PURE_OPERATORS or name.startswith((*_PURE_NAMESPACES, "profiler::")):
@@ -187,7 +187,7 @@ def behaviour_of(node: fx.Node, kind: Kind, declared: Sequence[str]) -> Behaviou
     """
     if kind in (Kind.EFFECT, Kind.RANDOM):
         return Behaviour(kind)
-    if kind == Kind.PURE and not isinstance(node.target, torch._ops.HigherOrderOperator):
+    if kind == Kind.PURE and not isinstance(node.target, compat.HigherOrderOperator):
         return HARMLESS
     name = _undeclared(node, declared)
     return Behaviour(Kind.ONCE, name) if name else HARMLESS
@@ -198,8 +198,8 @@ def _undeclared(node: fx.Node, declared: Sequence[str]) -> str:
     target = node.target
     if target_name(target) == "triton_kernel_wrapper_functional":
         found = [f"triton::{compat.triton_kernel(node.kwargs['kernel_idx'])}"]
-    elif isinstance(target, torch._ops.HigherOrderOperator):
-        given = [item for item in node.args if isinstance(item, torch._ops.OpOverload) and _runs_once(item)]
+    elif isinstance(target, compat.HigherOrderOperator):
+        given = [item for item in node.args if isinstance(item, compat.OpOverload) and _runs_once(item)]
         if drawing := [item for item in given if torch.Tag.nondeterministic_seeded in item.tags]:
             return drawing[0]._schema.name
         found = [item._schema.name for item in given]
@@ -211,7 +211,7 @@ def _undeclared(node: fx.Node, declared: Sequence[str]) -> str:
 
 def takes_random_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of a random operator draws: dropout of probability zero, or outside of training, does not."""
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.name.startswith("aten::"):
+    if not isinstance(target, compat.OpOverload) or not target._schema.name.startswith("aten::"):
         return True
     for place, argument in enumerate(target._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)

@@ -17,9 +17,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR
 from memgraph.verify.copies import copy
 from memgraph.verify.effects import draw, effect, replay, run_of_once
@@ -125,7 +125,7 @@ def _operator(frame: Frame, node: fx.Node, schema: Schema) -> tuple[Term, Storag
     terms = frame.terms
     arguments = _read(frame, node, schema)
     behaviour = behaviour_of(node, schema.kind, terms.declared)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, compat.OpOverload):
         for operand in node.all_input_nodes:  # a body that the operator runs in its own way, such as a score_mod
             if operand.op == "get_attr":
                 behaviour |= frame.values[operand].behaviour

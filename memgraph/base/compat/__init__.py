@@ -4,6 +4,9 @@ tests/base/test_canary.py names each of them, and says what memgraph leans on. W
 and 2.15) differ, the shim names the versions that need it and the change of torch that makes it unnecessary.
 """
 
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._pytree import tree_leaves, tree_map
+
 from memgraph.base.compat.dynamo import (
     autocast_state,
     compile_id,
@@ -37,6 +40,7 @@ from memgraph.base.compat.inductor import (
 )
 from memgraph.base.compat.lowerings import lower_shards, lower_transfers, write_to_memory
 from memgraph.base.compat.operators import (
+    C_LINEAR,
     falls_back,
     has_side_effect,
     inductor_pure_random,
@@ -68,6 +72,11 @@ from memgraph.base.compat.sizes import computed_size, number_hint, size_hint, sy
 from memgraph.base.compat.trace import trace_artifact
 
 __all__ = [
+    "C_LINEAR",
+    "HigherOrderOperator",
+    "OpOverload",
+    "tree_leaves",
+    "tree_map",
     "allocation_event_type",
     "allocations",
     "autocast_state",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+C_LINEAR = torch._C._nn.linear  # what Dynamo's graphs call for `torch.nn.functional.linear`
+
 
 def inductor_pure_random(target: Any) -> bool:
     """Whether a target is Inductor's counter-based generator: a pure function of a seed that was drawn before."""

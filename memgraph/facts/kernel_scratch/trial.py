@@ -10,9 +10,9 @@ import contextlib
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from memgraph.base import compat
+from memgraph.base.compat import tree_leaves
 from memgraph.facts.kernel_scratch.operands import Call, Operand, operands, schema
 
 # Operators whose integers may all be zero: indices into a tensor that is not empty, or data like any other.
