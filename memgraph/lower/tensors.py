@@ -94,8 +94,20 @@ def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage
                 storage, stride = storage_of(value), tuple(map(int, value.stride()))
             return Shadow(storage, tuple(map(int, value.size())), stride, value.dtype, str(value.device))
 
-        outputs = op(*tree_map(to_fake, args), **tree_map(to_fake, kwargs))
+        outputs = op(*_with_bags(op, tree_map(to_fake, args)), **tree_map(to_fake, kwargs))
         return tree_map(from_fake, outputs)
+
+
+def _with_bags(op: Callable[..., Any], args: list[Any]) -> list[Any]:
+    """The arguments of an operator, with the table of bags that `_embedding_bag_backward` makes for itself.
+
+    Where the forward has left that table empty (each sum of bags does), ATen fills it within the call. The fake kernel
+    leaves it empty, and its sparse gradient has no rows.
+    """
+    if not str(op).startswith("aten._embedding_bag_backward"):
+        return args
+    _, indices, _, table, *_ = args
+    return [*args[:3], torch.empty_like(indices) if table.numel() == 0 else table, *args[4:]]
 
 
 def resolve(path: str) -> Callable[..., Any]:

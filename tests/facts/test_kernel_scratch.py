@@ -15,6 +15,7 @@ from memgraph.base import compat
 from memgraph.base.store import Store
 from memgraph.facts import kernel_scratch
 from memgraph.facts.kernel_scratch import known, trial
+from memgraph.facts.kernel_scratch.operands import Call
 from memgraph.lower.timeline import Input, read_wrapper
 from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
@@ -286,6 +287,15 @@ call = runner.call
     assert events == [trial.measure(case), -trial.measure(case)]
     assert any("scratch_tests::mul" in note for note in kernels.notes)
     assert any("mystery" in note for note in kernels.notes)
+
+
+def test_the_parts_of_a_sparse_result_are_no_scratch():
+    count = torch.empty(64, dtype=torch.int64, device="meta")
+    sizes = torch.empty(8, dtype=torch.int64, device="meta")
+    operator = aten._embedding_bag_backward.default
+    args = (torch.empty(8, 4, device="meta"), count, sizes, count[:0], sizes, sizes, 16, False, 0, True, None)
+    found = trial.measure(Call.of(operator, args, {}, operator(*args)))
+    assert 64 * 8 <= found < 64 * 4 * 4  # the table of bags, and not the rows of the gradient
 
 
 def test_a_dry_run_tries_small_kernels_alone():

@@ -252,3 +252,15 @@ def test_a_sparse_gradient_holds_its_indices_and_values():
         return (buf3, )
     """)
     assert changes(lowered) == [("buf0", KIB), ("buf1", KIB), ("buf4", KIB), ("buf4", -KIB)]
+
+
+def test_a_sparse_gradient_of_bags_has_a_row_for_each_index():
+    """The forward of a sum leaves the table of bags empty; the fake kernel then says that the gradient has no rows."""
+    indices, offsets = tensor("indices", 64, dtype=torch.int64), tensor("offsets", 8, dtype=torch.int64)
+    table, sizes = tensor("table", 0, dtype=torch.int64), tensor("sizes", 8, dtype=torch.int64)
+    lowered = read(
+        "buf0 = torch.ops.aten._embedding_bag_backward.default(grad, indices, offsets, table, sizes, sizes, 16, False, "
+        "0, True, None)\nbuf1 = buf0\nreturn (buf1, )",
+        [tensor("grad", 8, 4), indices, offsets, table, sizes],
+    )
+    assert changes(lowered)[0] == ("buf0", 64 * 4 * 4)

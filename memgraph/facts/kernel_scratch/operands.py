@@ -84,6 +84,16 @@ def described(value: Any) -> Any:
     raise Indescribable(f"an argument of type {type(value).__name__}")
 
 
+def _dense_parts(outputs: Any) -> Any:
+    """The results of an operator, each sparse one as its two dense parts."""
+    outputs = outputs.meta.get("val") if isinstance(outputs, fx.Node) else outputs
+    if isinstance(outputs, list | tuple):
+        return tuple(map(_dense_parts, outputs))
+    if isinstance(outputs, torch.Tensor) and outputs.layout is torch.sparse_coo:
+        return outputs._indices(), outputs._values()
+    return outputs
+
+
 def operands(value: Any) -> Iterator[Operand]:
     """The Operands in what `described` returned."""
     if isinstance(value, Operand):
@@ -110,7 +120,7 @@ class Call:
     def of(cls, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> Call:
         """Raises Indescribable."""
         keywords = {name: described(value) for name, value in kwargs.items()}
-        return cls(op, tuple(map(described, args)), keywords, described(outputs))
+        return cls(op, tuple(map(described, args)), keywords, described(_dense_parts(outputs)))
 
     @property
     def name(self) -> str:

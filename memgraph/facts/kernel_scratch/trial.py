@@ -20,7 +20,8 @@ _ZEROS = frozenset(
     "index index_add index_copy index_fill index_put index_put_ index_reduce index_reduce_ index_select "
     "_unsafe_index _unsafe_index_put gather take put scatter scatter_ scatter_add scatter_add_ scatter_reduce "
     "scatter_reduce_ embedding embedding_dense_backward _embedding_bag _embedding_bag_forward_only "
-    "_embedding_bag_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
+    "_embedding_bag_backward _embedding_bag_dense_backward _sparse_coo_tensor_with_dims_and_tensors "
+    "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
     "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
     "adaptive_max_pool3d_backward bucketize searchsorted sort topk kthvalue median nanmedian mode cumsum cumprod "
     "cummax cummin sum prod mm addmm bmm baddbmm _int_mm convolution unique_dim _unique2 masked_scatter "
@@ -55,17 +56,23 @@ def measure(call: Call) -> int:
             Exception
         ) as error:  # bad data for this operator, no memory: the bytes are not known, whatever the reason
             raise NotTried(f"it failed on made-up data: {type(error).__name__}") from error
-    given = {compat.storage_id(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
-    kept = {
-        compat.storage_id(tensor): tensor.untyped_storage().nbytes()
-        for tensor in tree_leaves(outputs)
-        if isinstance(tensor, torch.Tensor)
-    }
+    given = _storages((args, kwargs))
+    kept = _storages(outputs)
     level = peak = 0
     for change in changes:
         level += change
         peak = max(peak, level)
     return max(0, peak - sum(size for storage, size in kept.items() if storage not in given))
+
+
+def _storages(values: Any) -> dict[int, int]:
+    """Bytes of the storages that some values lie in, by their ids. A sparse tensor lies in those of its parts."""
+    found = {}
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, torch.Tensor):
+            parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,)
+            found |= {compat.storage_id(part): part.untyped_storage().nbytes() for part in parts}
+    return found
 
 
 def _check(call: Call) -> None:
