@@ -67,7 +67,7 @@ def measure(call: Call) -> int:
 
 def _storages(values: Any) -> dict[int, int]:
     """Bytes of the storages that some values lie in, by their ids. A sparse tensor lies in those of its parts."""
-    found = {}
+    found: dict[int, int] = {}
     for tensor in tree_leaves(values):
         if isinstance(tensor, torch.Tensor):
             parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,)
