@@ -8,6 +8,7 @@ its lock.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -78,7 +79,7 @@ class Tidier:
     """One thread that tidies tiers, so that no finalizer has to."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[Tidied] = queue.SimpleQueue()  # its `put` may interrupt itself
+        self._asked: queue.SimpleQueue[Tidied | None] = queue.SimpleQueue()  # its `put` may interrupt itself
         self._process = 0
         self._lock = threading.Lock()
 
@@ -86,16 +87,23 @@ class Tidier:
         """Start the thread in this process, once. Finalizers must not call it."""
         with self._lock:
             if self._process != os.getpid():
-                threading.Thread(target=self._run, name="memgraph-tidy", daemon=True).start()
+                thread = threading.Thread(target=self._run, name="memgraph-tidy", daemon=True)
+                thread.start()
+                # The end of the interpreter unwinds a thread of Python's wherever it is; within C++ that is an abort.
+                atexit.register(self._stop, thread)
                 self._process = os.getpid()
 
     def ask(self, tier: Tidied) -> None:
         """Have a tier tidied soon. Takes no lock of ours, so finalizers may call it."""
         self._asked.put(tier)
 
+    def _stop(self, thread: threading.Thread) -> None:
+        self._asked.put(None)
+        thread.join()
+
     def _run(self) -> None:
-        while True:
+        for tier in iter(self._asked.get, None):
             try:
-                self._asked.get().trim()
+                tier.trim()
             except Exception:  # the next one must be tidied all the same
                 _logger.exception("room of a dropped graph was not given back to the system")

@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -255,3 +256,28 @@ def test_a_value_that_is_asked_for_while_its_early_load_begins_is_held_once():
     assert torch.equal(loads[0], x) and record.early is None
     record.load_early()
     assert record.early is None, "it has been asked for"
+
+
+ENDS_WHILE_TIDYING = """
+import threading, torch
+from memgraph.runtime.reservations import Tidier
+
+began = threading.Event()
+
+class Busy:
+    def trim(self):
+        began.set()
+        for _ in range(3000):  # most of it within C++
+            torch.ones(1 << 16).sum()
+
+tidier = Tidier()
+tidier.start()
+tidier.ask(Busy())
+began.wait()
+"""
+
+
+def test_a_process_that_ends_while_a_tier_is_tidied_ends_well():
+    """The interpreter's end unwinds a daemon thread wherever it is; within C++ that aborts the process."""
+    ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_TIDYING], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
