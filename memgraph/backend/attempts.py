@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.inductor import Graph, Job, lower, read_step
 from memgraph.backend.joint_graph import SPARE, Planned
-from memgraph.backend.outcome import budget_error, build_report, found_again
+from memgraph.backend.outcome import budget_error, build_report, found_again, with_sizes
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
-from memgraph.backend.training import TrainingJob, training_job
+from memgraph.backend.training import Purpose, TrainingJob, training_job
 from memgraph.backend.unplanned import unplanned_timeline
 from memgraph.base.errors import GraphError, OffloadError
 from memgraph.facts import kernel_scratch
@@ -26,6 +28,7 @@ from memgraph.lower.wrapper import NotReadable
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
+from memgraph.step.variants import Envelope, Sizes, Variant
 
 ATTEMPTS = 4
 # Times that a graph is planned anew because others took the room of a tier meanwhile.
@@ -59,7 +62,9 @@ class Attempt:
     """Bytes that one step keeps on each tier, by the tier's name, nested regions included."""
     report: Report
     above: int
-    """Bytes above the baseline that a step reaches."""
+    """Bytes above the baseline that a step reaches with the sizes of the launch."""
+    scale: float = 1.0
+    """What it reaches with the sizes that the graph was captured with, as a share of that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +77,24 @@ class Next:
 
     def after(self, missed: Attempt, limit: int) -> Next | None:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
-        peak = missed.planned.plan.peak
-        planner_knows_nothing_smaller = peak > limit - self.bound.margin
+        peak = missed.planned.plan.peak  # of the sizes that the graph was captured with, as the bound is
+        room = self.bound.above_baseline(0)
+        swept = limit if missed.scale == 1 or room is None else room
+        planner_knows_nothing_smaller = peak > swept - self.bound.margin
         if self.bound.last or planner_knows_nothing_smaller:
             return None if self.resort is None else Next(self.resort)
         # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
-        target = peak - (missed.above - limit)
-        margin = limit - int(target / (1 - SPARE))
+        target = peak - (missed.above - limit) * missed.scale
+        margin = swept - int(target / (1 - SPARE))
         bound = dataclasses.replace(self.bound, margin=max(margin, self.bound.margin + 1))
         return dataclasses.replace(self, bound=bound)
 
 
-def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None) -> Next:
-    """The bound of the first attempt: that of the plan that was accepted before, else what the options ask for."""
-    limit = wanted.above_baseline(0)
+def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None, limit: int | None) -> Next:
+    """The bound of the first attempt: that of the plan that was accepted before, else what the options ask for.
+
+    limit: bytes above the baseline that a step may reach, where that is known.
+    """
     if lowest is None or limit is None or lowest.above > limit:
         return Next(wanted if kept is None else kept.bound)
     if kept is not None:
@@ -98,19 +107,19 @@ def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None) -
 class Attempts:
     """Compiles one Dynamo graph that is trained."""
 
-    def __init__(self, job: Job) -> None:
-        self.job: TrainingJob = training_job(job)
+    def __init__(self, job: Job, purpose: Purpose | None = None) -> None:
+        self.job: TrainingJob = training_job(job, purpose or Purpose())
         self.options = job.options
         self.kernels = kernel_scratch.for_compilation(self.job.budget, self.job.baseline, job.options.cache)
         self.unplanned: Timeline | None = None  # what plain Inductor allocates, where that was asked for
 
-    def run(self) -> Any:
-        """The compiled callable.  Raises BudgetError, OffloadError, and whatever stands in the way of a plan."""
+    def run(self) -> Variant:
+        """The compiled graph.  Raises BudgetError, OffloadError, and whatever stands in the way of a plan."""
         with kernel_scratch.looking_up(self.kernels):
             return self._with_room(REPLANNED)
 
-    def _with_room(self, replans: int) -> Any:
-        """The compiled callable, with the tiers' room for one step taken before it first runs, until it is dropped.
+    def _with_room(self, replans: int) -> Variant:
+        """The compiled graph, with the tiers' room for one step taken before it first runs, until it is dropped.
 
         Where others took the room since it was counted, the graph is planned anew with what is left, at most `replans`
         times. Raises OffloadError where a tier has less room than it says even then.
@@ -126,40 +135,42 @@ class Attempts:
                 raise
             self.job = left
         else:
-            return holding(compiled, taken)
+            return dataclasses.replace(compiled, call=holding(compiled.call, taken))
         return self._with_room(replans - 1)
 
-    def _compiled(self) -> tuple[Any, Mapping[str, int]]:
-        """The compiled callable, and the bytes of each tier that its plan needs."""
+    def _compiled(self) -> tuple[Variant, Mapping[str, int]]:
+        """The compiled graph, and the bytes of each tier that its plan needs."""
         wanted = self.job.bound
         if wanted.fraction is not None:
             wanted = self._share_of_unplanned(wanted)
         place = Record(self.job, wanted, self.options)
         kept, lowest = self._accepted(place), self._lowest(wanted)
-        step: Next | None = first_attempt(wanted, kept, lowest)
+        step: Next | None = first_attempt(wanted, kept, lowest, self._limit(wanted))
         tried: list[Attempt] = []
         while step is not None and len(tried) < ATTEMPTS:
             if len(tried) == ATTEMPTS - 1:
                 step = dataclasses.replace(step, bound=dataclasses.replace(step.bound, last=True))
             lowered = self._lowered(step.bound, kept)
             if not lowered.partitioner.planned:
-                return lowered.compiled, self._found_again(kept)
+                return self._found_again(lowered.compiled, kept)
             found = self.attempt(lowered, wanted, place.key, len(tried) + 1)
             tried.append(found)
-            limit = _limit(wanted, found.planned)
+            limit = self._limit(wanted, found.planned)
             if limit is None or found.above <= limit:
                 record(found.report)
-                place.write(Accepted(found.bound, found.report, found.tier_bytes))
-                return found.compiled, found.tier_bytes
+                accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
+                place.write(accepted)
+                return self._variant(found.compiled, accepted, lowered.graphs), found.tier_bytes
             step = step.after(found, limit)
         raise self._error(wanted, tried, lowest)
 
     def _accepted(self, place: Record) -> Accepted | None:
-        """The plan that was accepted before, where this machine has all tiers that it uses."""
+        """The plan that was accepted before, where it keeps the budget now, and this machine has all of its tiers."""
         kept = place.read(Accepted)
         if kept is None or any(self.job.tiers.named(name) is None for name in kept.tier_bytes):
             return None
-        return kept
+        limit = self._limit(place.bound or Bound())
+        return kept if limit is None or kept.report.above <= limit else None
 
     def _lowest(self, wanted: Bound) -> Lowest | None:
         """The lowest peak that a refused budget has found before. A share of the unplanned peak asks for none."""
@@ -174,20 +185,36 @@ class Attempts:
             compiled, graphs = lower(job, partitioner, cache=False)
         return Lowered(partitioner, compiled, graphs)
 
-    def _found_again(self, kept: Accepted | None) -> Mapping[str, int]:
-        """Record the report of a plan that came from warm caches; returns the bytes of each tier that it needs."""
-        if kept is None:
-            return {}
-        report = found_again(kept.report, graph=self.job.name, baseline=self.job.baseline)
-        record(dataclasses.replace(report, stages=self.job.stages()))
-        return kept.tier_bytes
+    def _found_again(self, compiled: Any, kept: Accepted | None) -> tuple[Variant, Mapping[str, int]]:
+        """Record the report of a plan that came from warm caches; returns the graph and what it needs of each tier."""
+        if kept is None:  # nothing is differentiated
+            return Variant(compiled, 0.0, {self.job.entry.sizes: Envelope()}), {}
+        job = self.job
+        to_come = job.entry.to_come
+        report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
+        record(dataclasses.replace(report, stages=job.stages()))
+        return self._variant(compiled, kept), kept.tier_bytes
+
+    def _variant(self, compiled: Any, plan: Accepted, graphs: Sequence[Graph] = ()) -> Variant:
+        """graphs: what was lowered, to be read with other sizes; none after a warm cache."""
+        job, symbols = self.job, [given.node.expr for given in self.job.inputs if isinstance(given, torch.SymInt)]
+
+        def read(sizes: Sizes) -> Envelope:
+            with kernel_scratch.looking_up(self.kernels):
+                values = dict(zip(symbols, sizes, strict=True))
+                retained = job.options.retain_graph
+                return Envelope.of(read_step(list(graphs), job.device.type, retained=retained, sizes=values))
+
+        known = {job.entry.sizes: Envelope.of(plan.report.timeline)}
+        again = read if graphs and symbols else None
+        return Variant(compiled, plan.report.predicted_time, known, again, plan.offers)
 
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
         job, everything = self.job, lowered.partitioner.planned
         planned = everything[-1]
-        truth, notes = self._truth(planned, lowered.graphs)
-        limit = _limit(wanted, planned)
+        truth, notes = self._truth(planned, lowered.graphs, job.sizes)
+        limit = self._limit(wanted, planned)
         report = build_report(
             planned,
             self.options,
@@ -196,7 +223,8 @@ class Attempts:
             graph=job.name,
             device=str(job.device),
             baseline=job.baseline,
-            budget=None if limit is None else job.baseline + wanted.reserve + limit,
+            to_come=job.entry.to_come,
+            budget=None if limit is None else job.entry.lasting + wanted.reserve + limit,
             stages=job.stages(),
             notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes()),
             attempts=number,
@@ -205,13 +233,19 @@ class Attempts:
             refusals=job.refusals,
         )
         needed = tier_bytes((each.plan for each in everything), job.tiers)
-        above = report.predicted_peak - job.baseline
-        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, above)
+        scale = 1.0
+        if truth is not None and job.sizes is not None:
+            captured, _ = self._truth(planned, lowered.graphs, None)
+            scale = captured.peak / truth.peak if captured is not None and truth.peak else 1.0
+            report = with_sizes(report, job.entry.sizes, planned.unplanned, scale)
+        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, report.above, scale)
 
-    def _truth(self, planned: Planned, graphs: list[Graph]) -> tuple[Timeline | None, tuple[str, ...]]:
-        """What Inductor's wrappers allocate; or None and a note."""
+    def _truth(
+        self, planned: Planned, graphs: list[Graph], sizes: Mapping[Any, int] | None
+    ) -> tuple[Timeline | None, tuple[str, ...]]:
+        """What Inductor's wrappers allocate with some sizes; or None and a note."""
         try:
-            return read_step(graphs, self.job.device.type, retained=planned.facts.retained), ()
+            return read_step(graphs, self.job.device.type, retained=planned.facts.retained, sizes=sizes), ()
         except NotReadable as problem:
             return None, (f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}",)
 
@@ -240,8 +274,8 @@ class Attempts:
             above = lowest.above
         elif wanted.bytes is not None:
             record_of_lowest(self.job).write(Lowest(best.bound, above))
-        held = self.job.baseline + wanted.reserve
-        limit = _limit(wanted, best.planned)
+        held = self.job.entry.lasting + wanted.reserve
+        limit = self._limit(wanted, best.planned)
         assert limit is not None  # without a bound no plan is refused
         minimum, budget = held + above + SLACK, held + limit
         return budget_error(best.report, best.planned, self.options, minimum=minimum, budget=budget)
@@ -257,6 +291,18 @@ class Attempts:
         unplanned = tried[-1].planned.unplanned if self.unplanned is None else self.unplanned
         return min(attempt.above for attempt in tried) >= unplanned.peak
 
+    def _limit(self, wanted: Bound, planned: Planned | None = None) -> int | None:
+        """Bytes above the level of the entry that a step may reach; None for no bound.
+
+        planned: the plan, which alone knows in bytes what a share of the sweep's peak is.
+        """
+        if wanted.fraction is not None:
+            return None if planned is None else planned.bound
+        if self.job.purpose.offer is not None:  # others see to the budget
+            return None
+        exact = self.job.limit
+        return wanted.above_baseline(0) if exact is None else exact
+
     def _share_of_unplanned(self, bound: Bound) -> Bound:
         """A fraction as bytes: of what the same graph allocates when plain Inductor lowers it.
 
@@ -268,11 +314,6 @@ class Attempts:
             return bound
         peak = self.unplanned.peak
         return Bound(bytes=int(bound.fraction * peak), reserve=bound.reserve, unplanned=peak)
-
-
-def _limit(wanted: Bound, planned: Planned) -> int | None:
-    """Bytes above the baseline that a step may reach; of a fraction that is not known in bytes, by the sweep."""
-    return planned.bound if wanted.fraction is not None else wanted.above_baseline(0)
 
 
 def holding(compiled: Any, kept: list[Any]) -> Any:

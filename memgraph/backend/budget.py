@@ -32,6 +32,14 @@ class Bound:
     """Whether to take the plan with the lowest peak, whatever the bound."""
     unplanned: int | None = None
     """Bytes that Inductor's own partition allocates, where they are known."""
+    others: int = 0
+    """So many graphs like this one may run between its forward and its backward: the plan that takes least then."""
+    ample: int = 0
+    """Where Inductor's own partition takes no more bytes, it is taken all the same."""
+    offer: tuple[int, int] | None = None
+    """The plan with this peak, which leaves so many bytes until the backward, both by the sweep."""
+    offers: bool = False
+    """Whether other plans of the graph are listed, for a choice together with other graphs."""
 
     def above_baseline(self, unplanned: int) -> int | None:
         """Bytes above the baseline that the step may reach; None for no bound."""

@@ -21,6 +21,7 @@ import torch
 from memgraph.backend.attempts import Attempts
 from memgraph.backend.budget import trains
 from memgraph.backend.inductor import Graph, Job, key_of, lower, read_step
+from memgraph.backend.launching import Launching
 from memgraph.backend.options import Options
 from memgraph.backend.outcome import without_plan
 from memgraph.backend.progress import Progress
@@ -49,7 +50,7 @@ class Compilation:
     attempts: what plans a graph that is trained.
     """
 
-    def __init__(self, gm: Any, inputs: Any, options: Options, attempts: Callable[[Job], Attempts] = Attempts) -> None:
+    def __init__(self, gm: Any, inputs: Any, options: Options, attempts: Callable[..., Attempts] = Attempts) -> None:
         name = " ".join(part for part in (compat.compiled_function_name(), compat.compile_id()) if part)
         self.job = Job(gm, inputs, options, _device(inputs), Progress(options.progress), name)
         self.options, self.attempts = options, attempts
@@ -66,7 +67,7 @@ class Compilation:
         warn_of_unmatched(self.job.gm, self.options.rules, self.job.name)
         start = time.perf_counter()
         try:
-            return self.attempts(self.job).run()
+            return Launching(self.job, self.attempts).first()
         except (*LOUD, PlanWarning):  # a warning too, where the user has warnings raised
             raise
         except Exception as error:

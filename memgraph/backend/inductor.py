@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from memgraph.base.fingerprint import source_fingerprint
 from memgraph.facts import kernel_scratch
 from memgraph.lower.order import KeepOrder
 from memgraph.lower.timeline import (
-    Input,
     inputs_of,
     output_names,
+    placeholders,
     read_wrapper,
     saved_by_name,
     saved_inputs,
@@ -52,7 +53,8 @@ class Graph:
 
     phase: str
     """"forward" or "backward"."""
-    inputs: tuple[Input, ...]
+    inputs: tuple[tuple[str, Any], ...]
+    """Name and fake value of each input."""
     outputs: tuple[str, ...]
     """The names of its outputs."""
     source: str | None
@@ -111,14 +113,14 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
     return compat.compile_graph(copy, job.inputs, inner, patches, retain_graph=options.retain_graph), graphs
 
 
-def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[Input, ...], tuple[str, ...], str | None]:
+def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...], str | None]:
     """Inputs, names of outputs, and the wrapper of a graph without work, of the graph that Inductor gets.
 
     The graphs of the split differ from it: AOTAutograd removes the tokens of effects in between.  strict: raise where
     the graph cannot be read; without a plan it runs all the same, and `read_step` refuses it.
     """
     try:
-        return inputs_of(gm), output_names(gm), without_work(gm)
+        return placeholders(gm), output_names(gm), without_work(gm)
     except Exception:
         if strict:
             raise
@@ -135,20 +137,24 @@ def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
     return not plan.stock and (backward or bool(plan.transfers))
 
 
-def read_step(graphs: list[Graph], device: str, *, retained: bool = False) -> Timeline:
+def read_step(
+    graphs: list[Graph], device: str, *, retained: bool = False, sizes: Mapping[Any, int] | None = None
+) -> Timeline:
     """What one forward and backward of the outermost graph allocate, by Inductor's wrappers.
 
-    retained: saved values outlive the backward.  Raises NotReadable where a wrapper's effect on memory is not known.
+    retained: saved values outlive the backward.  sizes: values of symbolic sizes, by symbol; without, those that were
+    seen when the graph was captured.  Raises NotReadable where a wrapper's effect on memory is not known.
     """
     found = {graph.phase: graph for graph in graphs}
     sources = {phase: graph.source for phase, graph in found.items() if graph.source}
     if missing := {"forward", "backward"} - sources.keys():
         raise NotReadable(0, "", f"there is no Python wrapper of the {' and the '.join(sorted(missing))}")
     first, second = found["forward"], found["backward"]
-    forward = read_wrapper(sources["forward"], first.inputs, "forward", device=device)
-    links = saved_by_name(first.outputs, second.inputs)
+    forward = read_wrapper(sources["forward"], inputs_of(first.inputs, sizes=sizes), "forward", device=device)
+    given = inputs_of(second.inputs, sizes=sizes)
+    links = saved_by_name(first.outputs, given)
     held = min(links.values(), default=len(first.outputs))  # what is saved stands behind what the user gets
-    inputs = saved_inputs(second.inputs, forward, links, held=held)
+    inputs = saved_inputs(given, forward, links, held=held)
     if retained:  # autograd keeps them until the graph goes
         inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
     return step_timeline(forward, read_wrapper(sources["backward"], inputs, "backward", device=device), links)

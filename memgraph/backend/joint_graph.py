@@ -28,6 +28,7 @@ from memgraph.planner.prices import price_fusion
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, next_shards, starting_shards
+from memgraph.step.variants import Envelope, Offer
 from memgraph.verify.rewrite import snapshot
 
 # A planned backward came out up to 2 % larger than its sweep, after docs/decisions/0004; planning for less at once is
@@ -59,6 +60,8 @@ class Planned:
     """Predicted time of that step."""
     seconds: float
     """Predicted time of the planned step."""
+    offers: tuple[Offer, ...] = ()
+    """Other plans of the graph, where the bound asks for them."""
     full: tuple[tuple[Tier, int], ...] = ()
     """Tiers that had too little room for a better plan, with the bytes that it needed."""
 
@@ -160,12 +163,23 @@ class _Planning:
         """The fastest candidate of a variant under the bound; None where there is none, or none is asked for."""
         if self.bound.last:
             return None
+        if self.bound.others or self.bound.offer is not None:
+            return self.among_others(variant)
         limit = None if wanted is None else wanted - self.bound.margin
         unplanned = variant.planner.unplanned()
         known = self.bound.unplanned if unplanned.stock and not variant.tiles else None
         if limit is None or (unplanned.peak if known is None else known) <= limit:
             return unplanned
         return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
+
+    def among_others(self, variant: _Variant) -> Candidate | None:
+        """The candidate of a graph that is not alone in a step: the one that was offered, else the lightest."""
+        planner = variant.planner
+        if planner.unplanned().peak <= self.bound.ample:
+            return planner.unplanned()
+        if self.bound.offer is None:
+            return planner.lightest(self.bound.others)
+        return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
     def choose(self, tiling: Tiling, plain: _Variant, wanted: int | None) -> _Choice:
         """The fastest plan that fits, with tiles or without; else the one with the lowest peak."""
@@ -192,6 +206,14 @@ class _Planning:
         blocked = variant.planner.unplanned() if choice.fits else choice.candidate
         standing = tiling.standing(timeline(variant.facts, blocked), variant.shards)
         return next_shards(tiling.groups, variant.shards, standing, blocked.peak, wanted - self.bound.margin)
+
+    def offers(self, variant: _Variant, chosen: Candidate) -> tuple[Offer, ...]:
+        """The other plans that the graph could have, for a choice together with other graphs."""
+        return tuple(
+            Offer(Envelope.of(timeline(variant.facts, c)), variant.seconds + c.seconds, c.peak, c.carried)
+            for c in variant.planner.offered()
+            if c != chosen
+        )
 
     def realise(self, choice: _Choice) -> tuple[Split, Plan]:
         """The two graphs of a choice, and its plan.  Raises VerifyError where a rewrite is not legal."""
@@ -230,6 +252,7 @@ class _Planning:
             unplanned=timeline(plain.facts, plain.planner.stock),
             unplanned_seconds=plain.seconds,
             seconds=choice.seconds,
+            offers=self.offers(variant, chosen) if self.bound.offers else (),
             full=full,
         )
 

@@ -25,6 +25,7 @@ def build_report(
     *,
     baseline: int,
     budget: int | None,
+    to_come: int = 0,
     unplanned: Timeline | None = None,
     refusals: tuple[Refusal, ...] = (),
     **known: Any,
@@ -32,7 +33,8 @@ def build_report(
     """The report of one planned graph.
 
     truth: allocations that were read from Inductor's wrappers, or None where only the sweep is known.  budget: bytes;
-    None where there is none, or where it is a share that only the plan has in bytes.  unplanned: allocations of plain
+    None where there is none, or where it is a share that only the plan has in bytes.  to_come: bytes that the run
+    allocates later and keeps.  unplanned: allocations of plain
     Inductor, where it lowered the graph.  known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
@@ -41,15 +43,16 @@ def build_report(
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else unplanned
     if planned.bound is not None and budget is None:
-        budget = baseline + options.held_back + planned.bound
+        budget = baseline + to_come + options.held_back + planned.bound
     return Report(
         requested=str(options.budget),
         budget=budget,
         reserve=options.held_back,
         baseline=baseline,
-        unplanned_peak=baseline + unplanned.peak,
+        to_come=to_come,
+        unplanned_peak=baseline + to_come + unplanned.peak,
         source_of_unplanned_peak=source_of_unplanned_peak,
-        predicted_peak=baseline + above,
+        predicted_peak=baseline + to_come + above,
         source_of_peak=Source.WRAPPER if truth is not None else Source.SWEEP,
         predicted_time=planned.seconds,
         unplanned_time=planned.unplanned_seconds,
@@ -62,6 +65,22 @@ def build_report(
         binding=planned.binding(),
         versions=_versions(),
         **known,
+    )
+
+
+def with_sizes(report: Report, sizes: tuple[int, ...], unplanned: Timeline, scale: float) -> Report:
+    """The report of a plan for a launch with other sizes than those that its graph was captured with.
+
+    unplanned, scale: what Inductor's own partition allocates with the sizes of the capture, and what share of the
+    launch's need that is.
+    """
+    grown = unplanned.scaled(1 / scale)
+    return dataclasses.replace(
+        report,
+        unplanned_peak=report.level + grown.peak,
+        unplanned_timeline=grown,
+        source_of_unplanned_peak=Source.SWEEP,
+        notes=(*report.notes, f"planned for sizes up to {', '.join(map(str, sizes))}; smaller ones take less"),
     )
 
 
@@ -95,14 +114,18 @@ def without_plan(
     )
 
 
-def found_again(report: Report, *, graph: str, baseline: int) -> Report:
-    """The stored report of a graph that came from warm caches, moved to the baseline of this compilation."""
-    moved = baseline - report.baseline
+def found_again(report: Report, *, graph: str, baseline: int, to_come: int, budget: int | None) -> Report:
+    """The stored report of a graph that came from warm caches, moved to the baseline of this compilation.
+
+    budget: in bytes, where the options say it; a share of the unplanned peak moves with the baseline.
+    """
+    moved = baseline + to_come - report.baseline - report.to_come
     return dataclasses.replace(
         report,
         graph=graph,
         baseline=baseline,
-        budget=None if report.budget is None else report.budget + moved,
+        to_come=to_come,
+        budget=report.budget + moved if budget is None and report.budget is not None else budget,
         unplanned_peak=report.unplanned_peak + moved,
         predicted_peak=report.predicted_peak + moved,
         cached=True,
@@ -124,6 +147,7 @@ def budget_error(
         refusals=((refusal.what, refusal.reason) for refusal in report.refusals if refusal not in told),
         unused=options.unused,
         baseline=report.baseline,
+        to_come=report.to_come,
         reserve=report.reserve,
         full=(_full_tier(tier, need, options) for tier, need in planned.full),
         estimated=estimated,

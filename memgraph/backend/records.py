@@ -17,6 +17,7 @@ from memgraph.backend.training import TrainingJob
 from memgraph.base.store import Store
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.report import Report
+from memgraph.step.variants import Envelope, Offer
 
 
 class Kept(Protocol):
@@ -28,6 +29,11 @@ class Kept(Protocol):
     def from_record(cls, record: Mapping[str, Any]) -> Kept: ...
 
 
+def _bound(record: Mapping[str, Any]) -> Bound:
+    offer = record["offer"]
+    return Bound(**{**record, "offer": None if offer is None else tuple(offer)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Accepted:
     """A plan that kept its budget."""
@@ -37,15 +43,19 @@ class Accepted:
     report: Report
     tier_bytes: Mapping[str, int]
     """Bytes that one step keeps on each tier, by the tier's name: what a warm compilation reserves."""
+    offers: tuple[Offer, ...] = ()
+    """Other plans that the graph could have."""
 
     def to_record(self) -> dict[str, Any]:
-        report = self.report.to_json()
-        return {"bound": dataclasses.asdict(self.bound), "report": report, "tier_bytes": dict(self.tier_bytes)}
+        report, offers = self.report.to_json(), list(map(dataclasses.asdict, self.offers))
+        record = {"bound": dataclasses.asdict(self.bound), "report": report, "tier_bytes": dict(self.tier_bytes)}
+        return record | {"offers": offers}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Accepted:
         needed = {name: int(size) for name, size in record["tier_bytes"].items()}
-        return cls(Bound(**record["bound"]), Report.from_json(record["report"]), needed)
+        offers = (Offer(**offer | {"envelope": Envelope(**offer["envelope"])}) for offer in record["offers"])
+        return cls(_bound(record["bound"]), Report.from_json(record["report"]), needed, tuple(offers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Lowest:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Lowest:
-        return cls(Bound(**record["bound"]), int(record["above"]))
+        return cls(_bound(record["bound"]), int(record["above"]))
 
 
 @dataclasses.dataclass(frozen=True)

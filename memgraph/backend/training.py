@@ -4,17 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
+
+import torch
 
 from memgraph.backend.before_autograd import before_autograd
 from memgraph.backend.budget import Bound, bound_of, budget_on
 from memgraph.backend.destinations import tiers
 from memgraph.backend.inductor import Job, key_of
 from memgraph.backend.options import Options
+from memgraph.base import compat
 from memgraph.machine.hardware import Hardware, load
 from memgraph.machine.measure import allocated_bytes
 from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
 from memgraph.planner.offload import Tiers
+from memgraph.step.variants import Entry, Offer
+
+# The level of an entry is rounded up to this share of the budget.
+LEVELS = 128
+# A graph that takes less than this share of the budget need not take its tightest plan before its round is known.
+AMPLE = 64
+# Other graphs that are taken to stand between the forward and the backward of one whose round is not known yet.
+OTHERS = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Purpose:
+    """What a plan is made for."""
+
+    entry: Entry | None = None
+    """The launch; None for one that finds the device as it is now."""
+    budget: int | None = None
+    """In bytes with the baseline, where it is known already: "auto" asks the device once."""
+    scale: float = 1.0
+    """What the graph takes with the sizes that it was captured with, as a share of what it takes with the launch's:
+    plans are made of the former, and must keep the budget with the latter."""
+    tightest: bool = False
+    """The plan that takes least beside others: nobody knows yet what else a step consists of."""
+    offers: bool = False
+    """List other plans, for a choice together with other graphs."""
+    offer: Offer | None = None
+    """A plan that was offered, and no other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +53,8 @@ class TrainingJob(Job):
     """A job, and what its plans are made for."""
 
     hardware: Hardware
-    baseline: int
-    """Bytes that were allocated on the device when the compilation began."""
+    entry: Entry
+    """The launch that its plans are made for."""
     budget: int | None
     """In bytes, with the baseline; None where there is none, or it is a share of the unplanned peak."""
     tiers: Tiers
@@ -32,15 +63,54 @@ class TrainingJob(Job):
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """What was refused before autograd saw the graph."""
+    purpose: Purpose = Purpose()
+
+    @property
+    def baseline(self) -> int:
+        """Bytes that are allocated on the device when the forward begins."""
+        return self.entry.level
+
+    @property
+    def sizes(self) -> dict[Any, int] | None:
+        """The launch's symbolic sizes, by symbol; None where they are those that the graph was captured with."""
+        symbolic = [given for given in self.inputs if isinstance(given, torch.SymInt)]
+        if self.entry.sizes == tuple(map(compat.size_hint, symbolic)):
+            return None
+        return dict(zip((given.node.expr for given in symbolic), self.entry.sizes, strict=True))
 
     @property
     def bound(self) -> Bound:
-        """What the options allow above the baseline."""
-        return bound_of(self.options, self.budget, self.baseline)
+        """What a plan is made for: what the options allow above the level of the entry, rounded up.
+
+        Rounded, so that a run that was resumed finds the plans of the run before: a few bytes more or less are another
+        name in the caches.
+        """
+        purpose, reserve = self.purpose, self.options.held_back
+        if purpose.offer is not None:
+            return Bound(reserve=reserve, offer=(purpose.offer.peak, purpose.offer.carried))
+        if self.budget is None:
+            return bound_of(self.options, None, self.entry.lasting)
+        step = max(1, self.budget // LEVELS)
+        bound = bound_of(self.options, self.budget, -(-self.entry.lasting // step) * step)
+        if purpose.scale != 1 and bound.bytes is not None:
+            bound = dataclasses.replace(bound, bytes=int((bound.bytes - reserve) * purpose.scale) + reserve)
+        ample = self.budget // AMPLE if purpose.tightest else 0
+        others = OTHERS if purpose.tightest else 0
+        return dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers)
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes above the level of the entry that a step may reach, to the byte; None where no budget says so, or where
+        others see to it."""
+        if self.budget is None or self.purpose.offer is not None:
+            return None
+        return self.budget - self.entry.lasting - self.options.held_back
 
     def key(self, bound: Bound | None, options: Options) -> str:
         """The name of this graph under a configuration, for the plan store."""
-        return key_of(self, options.key(), repr(bound), self.hardware.to_json(), repr(self.tiers))
+        return key_of(
+            self, options.key(), repr(bound), self.hardware.to_json(), repr(self.tiers), repr(self.entry.sizes)
+        )
 
     def stages(self) -> tuple[tuple[str, float], ...]:
         """Names and seconds of the stages so far, and of all of it."""
@@ -51,22 +121,23 @@ class TrainingJob(Job):
         return dataclasses.replace(self, tiers=tiers(self.options, self.hardware, device=self.device))
 
 
-def training_job(job: Job) -> TrainingJob:
+def training_job(job: Job, purpose: Purpose) -> TrainingJob:
     """A job with the figures of this machine, its Dynamo graph made ready for tiles.
 
     Raises OffloadError where a tier cannot be used.
     """
     start = time.perf_counter()
     rewritten = before_autograd(Captured(job.gm, job.inputs), job.options.tile)
-    hardware, baseline = load(job.device), allocated_bytes(job.device)
+    hardware, entry = load(job.device), purpose.entry or Entry(allocated_bytes(job.device))
     known = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
     return TrainingJob(
         **known | {"gm": rewritten.graphs.module},
         hardware=hardware,
-        baseline=baseline,
-        budget=budget_on(job.device, job.options, hardware, baseline),
+        entry=entry,
+        budget=purpose.budget or budget_on(job.device, job.options, hardware, entry.level),
         tiers=tiers(job.options, hardware, device=job.device),
         start=start,
+        purpose=purpose,
         notes=rewritten.notes,
         refusals=rewritten.refusals,
     )

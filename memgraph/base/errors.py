@@ -103,6 +103,8 @@ class BudgetError(MemgraphError, RuntimeError):
         refusals: what was asked for and not done, as (what, reason).
         unused: the options by which less memory might do, and which are off.
         baseline: bytes of the minimum that are allocated when the step starts, where they are known.
+        to_come: bytes of the minimum that the run allocates later and keeps, such as the state of an optimizer.
+        grown: what stands when the step starts and did not when it was planned, as (what, bytes).
         reserve: bytes of the minimum that are held back by the options.
         full: tiers that lack the room for values that would have gone there.
         estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
@@ -117,6 +119,8 @@ class BudgetError(MemgraphError, RuntimeError):
         refusals: Iterable[tuple[str, str]] = (),
         unused: Iterable[str] = (),
         baseline: int | None = None,
+        to_come: int = 0,
+        grown: Iterable[tuple[str, int]] = (),
         reserve: int = 0,
         full: Iterable[FullTier] = (),
         estimated: bool = False,
@@ -126,6 +130,7 @@ class BudgetError(MemgraphError, RuntimeError):
         self.budget = budget
         self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
+        self.to_come, self.grown = to_come, tuple(grown)
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -152,22 +157,36 @@ class BudgetError(MemgraphError, RuntimeError):
         why = ""
         if self.budget is not None and self.reserve >= self.budget:
             why = f": {_exact(self.reserve)} are held back by option 'reserve' (and 'offload.window') alone"
-        elif self.budget is not None and self.baseline is not None and self.baseline + self.reserve >= self.budget:
+        elif self.budget is not None and self.baseline is not None and self._outside_the_step() >= self.budget:
             why = ": so much is allocated or held back before the step starts"
         about = "about " if self.estimated else ""
         yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
         if self.estimated:
             yield "That is an estimate: nothing was compiled, and compiling may add a few percent."
         if self.baseline is not None:
-            step = self.minimum - self.baseline - self.reserve
+            step = self.minimum - self.baseline - self.reserve - self.to_come
+            later = f", {format_size(self.to_come)} are still to come (state of the optimizer)" if self.to_come else ""
             held = f", {format_size(self.reserve)} are held back (the reserve)" if self.reserve else ""
             start = f"{format_size(self.baseline)} are allocated when the step starts (the baseline)"
-            yield f"Of these {start}{held}, {format_size(step)} are what the step needs."
+            yield f"Of these {start}{later}{held}, {format_size(step)} are what the step needs."
+        if self.grown:
+            what = ", ".join(f"{what} ({format_size(size)})" for what, size in self.grown)
+            yield f"Since the graph was first planned, there is more when it starts: {what}."
+
+    def _outside_the_step(self) -> int:
+        return (self.baseline or 0) + self.to_come + self.reserve
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions are rebuilt from `args`, which cannot hold keyword arguments.
-        names = ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full", "estimated")
-        return functools.partial(type(self), **{name: getattr(self, name) for name in names}), (), self.__dict__
+        return functools.partial(type(self), **self._facts()), (), self.__dict__
+
+    def since_it_was_planned(self, grown: Iterable[tuple[str, int]]) -> BudgetError:
+        """The same error, with what has grown since the graph was first planned."""
+        return BudgetError(**self._facts() | {"grown": tuple(grown)})
+
+    def _facts(self) -> dict[str, Any]:
+        names = "minimum binding budget refusals unused baseline to_come grown reserve full estimated"
+        return {name: getattr(self, name) for name in names.split()}
 
 
 class VerifyError(MemgraphError, AssertionError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -26,6 +26,7 @@ __all__ = [
     "Output",
     "inputs_of",
     "output_names",
+    "placeholders",
     "read_wrapper",
     "saved_by_name",
     "saved_inputs",
@@ -149,25 +150,36 @@ def _describe(output: object, first: Mapping[int | str, str]) -> Output:
     return Output(storage.name, storage.bytes, first.get(storage.name), output.dtype, output.size, output.stride)
 
 
-def inputs_of(gm: fx.GraphModule, owned: bool | Collection[str] = False) -> tuple[Input, ...]:
+def placeholders(gm: fx.GraphModule) -> tuple[tuple[str, Any], ...]:
+    """The name and the fake value of each input of a graph: all that `inputs_of` needs of it."""
+    return tuple((node.name, node.meta.get("val")) for node in gm.graph.find_nodes(op="placeholder"))
+
+
+def inputs_of(
+    given: fx.GraphModule | Sequence[tuple[str, Any]],
+    owned: bool | Collection[str] = False,
+    sizes: Mapping[Any, int] | None = None,
+) -> tuple[Input, ...]:
     """The inputs of a graph, from the fake tensors of its placeholders.
 
-    owned: whether the call frees them: all or none of them, or the names of those that it frees.
+    owned: whether the call frees them: all or none of them, or the names of those that it frees.  sizes: values of
+    symbolic sizes, by symbol; without, those that were seen when the graph was captured.
     """
     found: list[Input] = []
     names: dict[int, str] = {}
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
+    for name, value in given if not isinstance(given, fx.GraphModule) else placeholders(given):
         if isinstance(value, torch.Tensor):
-            storage = names.setdefault(compat.storage_id(value), node.name)
-            nbytes = compat.size_hint(value.untyped_storage().nbytes())
-            size, stride = (tuple(map(compat.size_hint, shape)) for shape in (value.size(), value.stride()))
+            storage = names.setdefault(compat.storage_id(value), name)
+            nbytes = compat.size_at(value.untyped_storage().nbytes(), sizes)
+            size, stride = (
+                tuple(compat.size_at(entry, sizes) for entry in shape) for shape in (value.size(), value.stride())
+            )
             layout = (value.dtype, size, stride, str(value.device))
-            freed = owned if isinstance(owned, bool) else node.name in owned
-            found.append(Input(node.name, nbytes, storage, *layout, owned=freed))
+            freed = owned if isinstance(owned, bool) else name in owned
+            found.append(Input(name, nbytes, storage, *layout, owned=freed))
         else:
-            number = compat.number_hint(value) if isinstance(value, int | torch.SymInt) else None
-            found.append(Input(node.name, 0, node.name, value=number))
+            number = compat.number_at(value, sizes) if isinstance(value, int | torch.SymInt) else None
+            found.append(Input(name, 0, name, value=number))
     return tuple(found)
 
 

@@ -34,6 +34,8 @@ from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
 NEIGHBOURS = 2
+# Bounds on the peak for which a candidate is offered to a choice together with other graphs.
+OFFERS = 6
 
 
 class Planner:
@@ -81,6 +83,24 @@ class Planner:
             return self._lowest
         found = [self.offloader.pinned(self._lowest), self.offloader.smallest(self._pool())]
         return min((candidate for candidate in found if candidate is not None), key=by_peak)
+
+    def offered(self) -> tuple[Candidate, ...]:
+        """Candidates to choose from where other graphs run between the forward and the backward, fastest first.
+
+        Of two, one that is neither faster, nor smaller at its peak, nor leaves less in between is left out.
+        """
+        lowest = self.smallest()
+        steps = ((self.unplanned().peak - lowest.peak) * n // OFFERS for n in range(1, OFFERS))
+        found = [self.unplanned(), lowest, *(self.best(lowest.peak + step) for step in steps), *self._pool()]
+        chosen: list[Candidate] = []
+        for candidate in sorted((c for c in found if c is not None), key=by_time):
+            if not any(c.peak <= candidate.peak and c.carried <= candidate.carried for c in chosen):
+                chosen.append(candidate)
+        return tuple(chosen)
+
+    def lightest(self, others: int) -> Candidate:
+        """The candidate that takes least where so many others like it stand between its forward and its backward."""
+        return min(self.offered(), key=lambda c: (c.peak + others * c.carried, c.seconds))
 
     def _pool(self) -> list[Candidate]:
         return [] if self.uniform is None else [candidate for _, candidate in self.uniform.found]

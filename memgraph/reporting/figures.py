@@ -107,6 +107,10 @@ class Figures:
     """How `unplanned_peak` is known. It is read only where the graph was lowered as plain Inductor has it: for a budget
     that is a share, and where the plan changes nothing."""
 
+    to_come: int = 0
+    """Bytes that the run allocates after its first step and keeps, such as the state of an optimizer: both peaks hold
+    them."""
+
     calibrated: bool = False
     """Whether the seconds come from rates that were measured on the machine, and not from built-in ones."""
 
@@ -117,6 +121,16 @@ class Figures:
             for decision in self.decisions
             if isinstance(decision.action, Offload) and decision.action.tier == tier
         )
+
+    @property
+    def level(self) -> int:
+        """Bytes allocated when a step starts, once all that stays is there."""
+        return self.baseline + self.to_come
+
+    @property
+    def above(self) -> int:
+        """Bytes that a step with this plan allocates by itself."""
+        return self.predicted_peak - self.level
 
     @property
     def saved(self) -> int:

@@ -25,14 +25,14 @@ def draw(figures: Figures) -> Figure:
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError('a picture needs matplotlib: pip install "torch-memgraph[plot]"') from missing
 
-    top = max(figures.unplanned_peak, figures.predicted_peak, figures.budget or 0, figures.baseline)
+    top = max(figures.unplanned_peak, figures.predicted_peak, figures.budget or 0, figures.level)
     unit, scale = ("GiB", 1024**3) if top >= 1024**3 else ("MiB", 1024**2)
     figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     unplanned = ("unplanned", GREY, figures.unplanned_peak, figures.source_of_unplanned_peak)
-    _curve(axes, *unplanned, figures.unplanned_timeline, figures.baseline, scale)
+    _curve(axes, *unplanned, figures.unplanned_timeline, figures.level, scale)
     planned = ("planned", BLUE, figures.predicted_peak, figures.source_of_peak)
-    _curve(axes, *planned, figures.timeline, figures.baseline, scale)
+    _curve(axes, *planned, figures.timeline, figures.level, scale)
     _limits(axes, figures, scale)
     axes.axvline(1, color="#5f6368", linewidth=0.8, zorder=0.5)
     axes.set(xlim=(0, 2), ylim=(0, 1.08 * top / scale or 1), ylabel=f"allocated ({unit})")
@@ -63,8 +63,8 @@ def _curve(
 
 def _limits(axes: Axes, figures: Figures, scale: int) -> None:
     """The baseline, and the budget where there is one."""
-    base = figures.baseline / scale
-    label = f"baseline {format_size(figures.baseline)}"
+    base = figures.level / scale
+    label = f"baseline {format_size(figures.level)}"
     axes.fill_between([0, 2], [base, base], color="#dadce0", alpha=0.6, linewidth=0, label=label)
     if figures.budget is None:
         return

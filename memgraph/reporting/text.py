@@ -62,7 +62,7 @@ def size_of(size: int, source: Source) -> str:
 
 
 def _saving(figures: Figures) -> str:
-    peak, saved, above = figures.unplanned_peak, figures.saved, figures.unplanned_peak - figures.baseline
+    peak, saved, above = figures.unplanned_peak, figures.saved, figures.unplanned_peak - figures.level
     about = _about(figures.source_of_unplanned_peak)
     if saved < 0 and about:  # an estimate that is too low shows no need for more memory
         planned = size_of(figures.predicted_peak, figures.source_of_peak)
@@ -106,6 +106,8 @@ def _head(figures: Figures) -> Iterator[Row]:
         asked += f"; {format_size(figures.reserve)} of it held back"
     yield "budget", f"{'none' if figures.budget is None else format_size(figures.budget)} ({asked})"
     yield "baseline", f"{format_size(figures.baseline)} (allocated when the step starts)"
+    if figures.to_come:
+        yield "to come", f"{format_size(figures.to_come)} (state that the optimizer makes in its first step, and keeps)"
     source = figures.source_of_unplanned_peak
     estimated = f", estimated by the {source}" if source == Source.SWEEP else ""
     yield "unplanned peak", f"{size_of(figures.unplanned_peak, source)} (Inductor's own partition{estimated})"

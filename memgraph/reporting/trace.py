@@ -21,7 +21,7 @@ def write(figures: Figures, path: str | os.PathLike[str]) -> None:
     events = [_metadata("process_name", 0, f"memgraph: {figures.graph} on {figures.device}")]
     timelines = {"unplanned": figures.unplanned_timeline, "planned": figures.timeline}
     for thread, (name, timeline) in enumerate(timelines.items(), start=1):
-        events += _thread(name, thread, timeline, figures.baseline)
+        events += _thread(name, thread, timeline, figures.level)
     if figures.budget is not None:
         end = max(len(timeline.events) for timeline in timelines.values())
         events += [_counter("budget", 0, figures.budget), _counter("budget", end, figures.budget)]

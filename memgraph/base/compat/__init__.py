@@ -7,6 +7,8 @@ and 2.15) differ, the shim names the versions that need it and the change of tor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
+from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
+from memgraph.base.compat.autograd import compiled_node
 from memgraph.base.compat.dynamo import (
     autocast_state,
     compile_id,
@@ -48,6 +50,13 @@ from memgraph.base.compat.operators import (
     operator_names,
     triton_kernel,
 )
+from memgraph.base.compat.optimizers import (
+    bare_step,
+    foreach_by_default,
+    hooks_all_steps,
+    operator_mode,
+    stepping_on_fakes,
+)
 from memgraph.base.compat.partition import (
     backward_inputs,
     donate_nothing,
@@ -59,7 +68,13 @@ from memgraph.base.compat.partition import (
     stock_partition,
     tangents_are_given_away,
 )
-from memgraph.base.compat.profiler import allocation_event_type, allocations, profiling
+from memgraph.base.compat.profiler import (
+    allocation_event_type,
+    allocations,
+    profiling,
+    start_allocations,
+    stop_allocations,
+)
 from memgraph.base.compat.scheduler import (
     is_written,
     lowers_backward,
@@ -68,11 +83,12 @@ from memgraph.base.compat.scheduler import (
     run_after,
     scheduler_pass_base,
 )
-from memgraph.base.compat.sizes import computed_size, number_hint, size_hint, symbol_of
+from memgraph.base.compat.sizes import computed_size, largest, number_at, size_at, size_hint, symbol_of
 from memgraph.base.compat.trace import trace_artifact
 
 __all__ = [
     "C_LINEAR",
+    "Captured",
     "HigherOrderOperator",
     "OpOverload",
     "tree_leaves",
@@ -81,9 +97,13 @@ __all__ = [
     "allocations",
     "autocast_state",
     "backward_inputs",
+    "bare_step",
+    "captured",
     "compile_graph",
     "compile_id",
     "compiled_function_name",
+    "compiled_node",
+    "compiling_again",
     "computed_size",
     "config_fingerprint",
     "copy_graph",
@@ -92,9 +112,11 @@ __all__ = [
     "fake_evaluation",
     "fake_mode_of",
     "falls_back",
+    "foreach_by_default",
     "graph_break_reason",
     "graph_text",
     "has_side_effect",
+    "hooks_all_steps",
     "inductor_cache_folder",
     "inductor_config_keys",
     "inductor_pure_random",
@@ -102,6 +124,7 @@ __all__ = [
     "invoke_subgraph",
     "is_fake",
     "is_written",
+    "largest",
     "lower_shards",
     "lower_transfers",
     "lowering_settings",
@@ -109,8 +132,9 @@ __all__ = [
     "mode_options",
     "must_recompute",
     "must_save",
-    "number_hint",
+    "number_at",
     "only_tracing",
+    "operator_mode",
     "operator_names",
     "overwriters",
     "partitioner_base",
@@ -120,11 +144,16 @@ __all__ = [
     "really",
     "recompute_ancestors",
     "rehome",
+    "returns_a_loss",
     "run_after",
     "same_contents",
     "scheduler_pass_base",
+    "size_at",
     "size_hint",
+    "stepping_on_fakes",
+    "start_allocations",
     "stock_partition",
+    "stop_allocations",
     "storage_id",
     "symbol_of",
     "tangents_are_given_away",

@@ -19,21 +19,39 @@ def profiling() -> bool:
     return bool(_profiler_enabled())
 
 
-def allocations(call: Any) -> tuple[Any, list[int]]:
-    """What `call()` returns, and the bytes of each allocation (positive) and free (negative) on the CPU meanwhile.
+def start_allocations() -> None:
+    """From now on, list what this thread allocates on the CPU, and what backwards that it calls do.
 
-    By the older of torch's two profilers: it starts in microseconds, and says nothing of it on the terminal. Only what
-    this thread allocates counts. None may run when this is called.
+    By the older of torch's two profilers: it starts in microseconds, and says nothing of it on the terminal. None may
+    run when this is called.
     """
     from torch._C._profiler import _ExperimentalConfig
-    from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+    from torch.autograd import ProfilerConfig, ProfilerState, _enable_profiler_legacy
 
     # inputs' shapes, memory, stacks, flops, modules
     _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+
+
+def stop_allocations() -> list[int]:
+    """The bytes of each allocation (positive) and free (negative) since `start_allocations` on the same thread.
+
+    What was allocated before has no free among them.
+    """
+    from torch.autograd import _disable_profiler_legacy
+
+    return [
+        int(event.cpu_memory_usage())
+        for thread in _disable_profiler_legacy()
+        for event in thread
+        if event.kind() == "memory_alloc"
+    ]
+
+
+def allocations(call: Any) -> tuple[Any, list[int]]:
+    """What `call()` returns, and the bytes of each allocation (positive) and free (negative) on the CPU meanwhile."""
+    start_allocations()
     try:
         result = call()
     finally:
-        threads = _disable_profiler_legacy()
-    return result, [
-        int(event.cpu_memory_usage()) for thread in threads for event in thread if event.kind() == "memory_alloc"
-    ]
+        changes = stop_allocations()
+    return result, changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from memgraph.base.errors import GraphError
@@ -24,12 +25,30 @@ def size_hint(size: Any) -> int:
     return int(hint)
 
 
-def number_hint(number: Any) -> int | None:
-    """An integer argument of a graph as a plain int, as `size_hint`.
+def size_at(size: Any, values: Mapping[Any, int] | None) -> int:
+    """A size as a plain int, where its symbols have some values; without them as `size_hint`.
+
+    Raises GraphError for a size that needs another symbol.
+    """
+    if values is None or isinstance(size, int):
+        return size_hint(size)
+    return int(computed_size(size, dict(values)))
+
+
+def number_at(number: Any, values: Mapping[Any, int] | None = None) -> int | None:
+    """An integer argument of a graph as a plain int, as `size_at`.
 
     None for the ragged dimension of a jagged nested tensor: that is the name of a structure, and measures nothing.
     """
-    return size_hint(number) if isinstance(number, int) or not number.node.is_nested_int() else None
+    return size_at(number, values) if isinstance(number, int) or not number.node.is_nested_int() else None
+
+
+def largest(size: Any) -> int | None:
+    """The largest value that a symbolic size may have, as `torch._dynamo.mark_dynamic(max=...)` says it; or None."""
+    expression = size.node.expr
+    found = size.node.shape_env.var_to_range.get(expression)
+    upper = None if found is None else found.upper
+    return int(upper) if upper is not None and upper.is_Integer and int(upper) < 2**48 else None
 
 
 def symbol_of(value: Any) -> Any:

@@ -1,0 +1,177 @@
+"""The plans of one graph that is trained: the first one within Dynamo, others before the launches that need them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from memgraph.backend.attempts import Attempts
+from memgraph.backend.inductor import Job
+from memgraph.backend.progress import Progress
+from memgraph.backend.training import Purpose
+from memgraph.base import compat
+from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
+from memgraph.base.sizes import format_size
+from memgraph.step import run
+from memgraph.step.graph import StepGraph
+from memgraph.step.meter import Arguments, Meter
+from memgraph.step.rounds import Rounds
+from memgraph.step.variants import Entry, Offer, Sizes, Variant
+
+_logger = logging.getLogger(__name__)
+
+
+class Launching:
+    """Compiles one Dynamo graph, now and later.  attempts: what plans it."""
+
+    def __init__(self, job: Job, attempts: Callable[..., Attempts]) -> None:
+        self.job, self.attempts = job, attempts
+        self.meter = Meter(job.device, Arguments.of(job.inputs), run.current())
+        self.known: compat.Captured | None = None
+        self.first_entry = Entry(0)
+        self.budget: int | None = None
+        self.states = 0
+        self.sizes: list[Sizes] = []
+        self.graph: StepGraph | None = None
+        self.ends = True
+        """Whether nothing but the backward can come after the forward, since that returns a loss."""
+
+    def first(self) -> Callable[..., Any]:
+        """What Dynamo calls in place of its graph.
+
+        Raises BudgetError, OffloadError, and whatever stands in the way of a plan.
+        """
+        if self.job.options.budget is None or isinstance(self.job.options.budget, float):
+            return self.attempts(self.job).run().call  # no level of memory decides about such a plan
+        self.known = compat.captured(self.job.gm, self.job.inputs)
+        self.ends = compat.returns_a_loss(self.job.gm)
+        entry = self.first_entry = self.meter.entry(self.job.inputs)
+        self.states = self.meter.made
+        bounds = tuple(compat.largest(given) or 0 for given in self.job.inputs if isinstance(given, torch.SymInt))
+        if any(bounds):  # the user has said how large they get: one plan for all of them, if that can be
+            sizes = tuple(bound or size for bound, size in zip(bounds, entry.sizes, strict=True))
+            with contextlib.suppress(BudgetError):
+                return self._started(dataclasses.replace(entry, sizes=sizes))
+        return self._started(entry)
+
+    def _started(self, entry: Entry) -> Callable[..., Any]:
+        together = not self.ends or self.meter.run.depth() > 0
+        attempts = self.attempts(self.job, Purpose(entry, tightest=not self.ends, offers=together))
+        first = attempts.run()
+        self.budget = attempts.job.budget
+        if self.known is None or self.budget is None:
+            return first.call
+        self.job = dataclasses.replace(
+            self.job, gm=self.known.graph, inputs=self.known.inputs, progress=Progress(self.job.options.progress)
+        )
+        self.sizes.append(entry.sizes)
+        room = self.budget - self.job.options.held_back
+        self.graph = StepGraph(first, room, self.meter, _rounds(), self, ends=self.ends)
+        return called(self.graph)
+
+    def make(self, entry: Entry, args: Sequence[Any]) -> Variant | None:
+        """The graph compiled for a launch; None where it cannot be planned anew, which a warning says.
+
+        A size beyond all that were seen is taken for one of many to come: the plan is made for twice as much, where
+        that can be. Raises BudgetError where no plan keeps the budget there, and OffloadError.
+        """
+        if (roomy := self._for_more(entry)) != entry:
+            with contextlib.suppress(BudgetError):
+                return self._planned(roomy, args)
+        return self._planned(entry, args)
+
+    def _for_more(self, entry: Entry) -> Entry:
+        """The same entry with twice the size, where a size is beyond those that plans were made for."""
+        assert self.known is not None
+        largest = tuple(max(sizes) for sizes in zip(entry.sizes, *self.sizes, strict=True))
+        if largest in self.sizes:
+            return entry
+        bounds = [compat.largest(given) for given in self.known.inputs if isinstance(given, torch.SymInt)]
+        grown = (
+            size if any(size <= known[place] for known in self.sizes) else min(2 * size, bounds[place] or 2 * size)
+            for place, size in enumerate(largest)
+        )
+        return dataclasses.replace(entry, sizes=tuple(grown))
+
+    def realise(self, offer: Offer, entry: Entry) -> Variant | None:
+        """The graph compiled by a plan that was offered; None where it cannot be, which a warning says."""
+        return self._compiled(Purpose(entry, self.budget, offer=offer))
+
+    def _planned(self, entry: Entry, args: Sequence[Any]) -> Variant | None:
+        try:
+            made = self._compiled(Purpose(entry, self.budget, self._scale(entry.sizes), tightest=not self.ends))
+        except BudgetError as error:
+            raise error.since_it_was_planned(self._grown(entry, args)) from error.__cause__
+        self.sizes.append(entry.sizes)
+        return made
+
+    def _compiled(self, purpose: Purpose) -> Variant | None:
+        assert self.known is not None and purpose.entry is not None
+        job = dataclasses.replace(self.job, gm=self.known.copy())
+        try:
+            with compat.compiling_again(self.known):
+                return self.attempts(job, purpose).run()
+        except (BudgetError, OffloadError):
+            raise
+        except Exception as error:
+            if self.job.options.strict:
+                raise
+            _logger.debug("%s is not planned anew", job.name, exc_info=True)
+            warnings.warn(
+                f"{job.name} starts with {format_size(purpose.entry.level)} allocated, which its plans were not made "
+                f"for, and cannot be planned anew: {type(error).__name__}: {error}. The budget is not promised from "
+                "here on. "
+                "(Option 'strict': True raises the error instead.)",
+                PlanWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def _scale(self, sizes: Sizes) -> float:
+        """What the graph takes with the sizes of its capture, as a share of what it takes with others."""
+        assert self.graph is not None
+        for variant in reversed(self.graph.variants):
+            captured, wanted = variant.envelope(self.first_entry.sizes), variant.envelope(sizes)
+            if captured is not None and wanted is not None and wanted.peak:
+                return captured.peak / wanted.peak
+        return 1.0
+
+    def _grown(self, entry: Entry, args: Sequence[Any]) -> Iterator[tuple[str, int]]:
+        """What stands when the launch starts, and did not when the graph was first planned."""
+        more = entry.level - self.first_entry.level
+        gradients = min(more, self.meter.arguments.bytes_standing(args))
+        states = min(more - gradients, self.meter.made - self.states)
+        names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
+        for what, size in (
+            ("gradients that stand already", gradients),
+            (f"state of {names}", states),
+            ("other tensors", more - gradients - states),
+        ):
+            if size > 0:
+                yield what, size
+
+
+@functools.cache
+def _rounds() -> Rounds:
+    """The rounds of this process, which all of its graphs share."""
+    return Rounds(run.current())
+
+
+def called(graph: StepGraph) -> Callable[..., Any]:
+    """A graph as the function that Dynamo calls, with the marks of the first compiled one."""
+
+    @functools.wraps(graph.variants[0].call)
+    def call(*args: Any) -> Any:
+        return graph.launch(*args)
+
+    marked: Any = call
+    if getattr(graph.variants[0].call, "_boxed_call", False):
+        marked._boxed_call = True
+    return call

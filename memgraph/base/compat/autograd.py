@@ -1,0 +1,21 @@
+"""Autograd: the node of a compiled graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def compiled_node(outputs: Any) -> Any:
+    """The autograd node that runs a compiled graph's backward, found from what its forward returned.
+
+    None where nothing of it is differentiated. An output that is a view of another has a node of its own before it.
+    """
+    import torch
+
+    pending = [item.grad_fn for item in outputs if isinstance(item, torch.Tensor) and item.grad_fn is not None]
+    for _ in range(4):  # a view of a view, at most
+        for node in pending:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return node
+        pending = [before for node in pending for before, _ in node.next_functions if before is not None]
+    return None

@@ -1,0 +1,1 @@
+"""The run: launches, what a run will allocate later, plans on entry."""

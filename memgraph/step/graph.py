@@ -1,0 +1,104 @@
+"""A compiled graph as its caller has it: on each launch the fastest of its plans that keeps the budget there.
+
+launch -> the round is known?   yes: the plan that was chosen for this launch, together with the others'
+                                no:  a plan that is valid at this entry; where there is none, one is made first, and
+                                     where none can be made, BudgetError
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from memgraph.step.meter import Meter
+from memgraph.step.recording import Moment
+from memgraph.step.rounds import Rounds
+from memgraph.step.run import Launched
+from memgraph.step.variants import Entry, Offer, Variant
+
+# Plans that one graph keeps: another one pushes out the one that has not run for longest.
+VARIANTS = 4
+
+
+class Maker(Protocol):
+    """Compiles a graph once more."""
+
+    def make(self, entry: Entry, args: Any) -> Variant | None:
+        """For a launch. Raises BudgetError; None where it cannot be planned, which a warning has said."""
+
+    def realise(self, offer: Offer, entry: Entry) -> Variant | None:
+        """By a plan that was offered; None as in `make`."""
+
+
+class StepGraph:
+    """A graph whose every launch keeps the budget.
+
+    room: the budget in bytes, less what the options hold back.  ends: nothing but the backward can come after its
+    forward; another one leaves room for what nobody knows yet, and takes its tightest plan until a round is known.
+    """
+
+    def __init__(self, first: Variant, room: int, meter: Meter, rounds: Rounds, maker: Maker, *, ends: bool) -> None:
+        self.room, self.meter, self.rounds, self.maker, self.ends = room, meter, rounds, maker, ends
+        self.variants = [first]
+        """The newest run last."""
+        self.offers = list(first.offers)
+
+    def launch(self, *args: Any) -> Any:
+        """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
+        run = self.meter.run
+        entry = self.meter.entry(args)
+        launch = run.begin(self, entry)
+        try:
+            variant = self.rounds.chosen(self, launch) or self._alone(entry, args, launch)
+        except BaseException:
+            launch.closed = True
+            raise
+        self._use(variant)
+        launch.envelope = variant.envelope(entry.sizes)
+        # Whoever ends a round alone has nothing to agree upon with others.
+        if len(run.round) == 1 and not self.ends and self.rounds.learns():
+            run.record(self.meter.device)
+        run.mark(launch, Moment.FORWARD)
+        outputs = variant.call(*args)
+        run.launched(launch, outputs)
+        return outputs
+
+    def realised(self, offer: Offer, entry: Entry) -> Variant | None:
+        """The plan of an offer, compiled; None where it cannot be."""
+        self.offers.remove(offer)
+        made = self.maker.realise(offer, entry)
+        if made is not None:
+            self._keep(made)
+        return made
+
+    def _alone(self, entry: Entry, args: Any, launch: Launched) -> Variant:
+        """The plan of a launch of which nothing but its entry is known."""
+        found = self._fitting(entry)
+        if found is None:
+            entry = launch.entry = self.meter.exact(entry, args)
+            found = self._fitting(entry) or self._made(entry, args)
+        return found
+
+    def _fitting(self, entry: Entry) -> Variant | None:
+        fitting = [variant for variant in self.variants if variant.fits(entry, self.room)]
+        if self.ends:
+            return min(fitting, key=lambda variant: variant.seconds, default=None)
+        return min(fitting, key=_least, default=None)
+
+    def _made(self, entry: Entry, args: Any) -> Variant:
+        made = self.maker.make(entry, args)
+        if made is None:
+            return min(self.variants, key=_least)
+        self._keep(made)
+        return made
+
+    def _keep(self, variant: Variant) -> None:
+        self.variants = [*self.variants[-(VARIANTS - 1) :], variant]
+
+    def _use(self, variant: Variant) -> None:
+        if variant is not self.variants[-1] and variant in self.variants:
+            self.variants.remove(variant)
+            self.variants.append(variant)
+
+
+def _least(variant: Variant) -> int:
+    return min(envelope.peak for envelope in variant.envelopes.values())

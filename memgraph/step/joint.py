@@ -1,0 +1,115 @@
+"""Choose a plan for each launch of a round, so that all of them keep the budget at the least time.
+
+Problem: a round is what runs from the first forward until its backward has returned: F1 F2 F3 B3 B2 B1. Each launch has
+a menu of plans. A plan of launch j holds bytes from its forward to its backward, and so raises the level at which every
+launch in between begins. Minimise the sum of seconds such that each launch's level and peak stay within the room.
+
+Library: HiGHS through scipy. Levels are sums of what the open launches hold, so the problem is a linear one with a yes
+or no for each launch and plan; a step of 64 launches with 6 plans each takes some milliseconds.
+
+Algorithm: one row for each forward and each backward, and one for what others reach before it. A second group of
+variables counts the plans that a graph uses, since each has to be compiled.
+
+Oracle: tests/step/test_joint.py tries all choices of small rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_array
+
+from memgraph.step.variants import Envelope
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One plan that a launch may run."""
+
+    envelope: Envelope
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One forward and its backward in a round."""
+
+    graph: Hashable
+    """Launches of the same graph choose among the same plans."""
+    menu: tuple[Option, ...]
+    before_forward: int
+    """Bytes that are allocated when the forward begins, besides what open launches hold."""
+    before_backward: int
+    """The same for the backward."""
+    open_in_forward: tuple[int, ...]
+    """The launches that hold their values while the forward runs, by their numbers in the round."""
+    open_in_backward: tuple[int, ...]
+    """The others that hold their values while the backward runs."""
+    outside_forward: int = 0
+    """Bytes above the level at which the forward begins that others reached since the launch before."""
+    outside_backward: int = 0
+    """The same for the backward."""
+
+
+def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...] | None:
+    """The place in its menu of each launch's plan; None where no choice stays within `room` bytes.
+
+    plans: the most that one graph may use.
+    """
+    starts = np.cumsum([0, *(len(launch.menu) for launch in launches)])
+    graphs = list(dict.fromkeys(launch.graph for launch in launches))
+    menus = {launch.graph: len(launch.menu) for launch in launches}
+    used_from = dict(zip(graphs, starts[-1] + np.cumsum([0, *(menus[g] for g in graphs)]), strict=False))
+    width = int(starts[-1] + sum(menus.values()))
+
+    rows: list[dict[int, float]] = []
+    upper: list[float] = []
+
+    def row(terms: dict[int, float], most: float) -> None:
+        rows.append(terms)
+        upper.append(most)
+
+    def options(number: int) -> list[tuple[int, Option]]:
+        return [(int(starts[number]) + place, option) for place, option in enumerate(launches[number].menu)]
+
+    for number, launch in enumerate(launches):
+        held = {x: float(o.envelope.held) for j in launch.open_in_forward for x, o in options(j)}
+        row(held | {x: float(o.envelope.forward) for x, o in options(number)}, room - launch.before_forward)
+        row(held, room - launch.before_forward - launch.outside_forward)
+        held = {x: float(o.envelope.held) for j in launch.open_in_backward for x, o in options(j)}
+        row(held | {x: float(o.envelope.backward) for x, o in options(number)}, room - launch.before_backward)
+        held |= {x: float(o.envelope.held) for x, o in options(number)}
+        row(held, room - launch.before_backward - launch.outside_backward)
+        for place, (x, _) in enumerate(options(number)):  # a plan that runs is one of the graph's
+            row({x: 1.0, int(used_from[launch.graph]) + place: -1.0}, 0.0)
+    for graph in graphs:
+        row({int(used_from[graph]) + place: 1.0 for place in range(menus[graph])}, float(plans))
+
+    matrix = lil_array((len(rows) + len(launches), width))
+    for index, terms in enumerate(rows):
+        for column, value in terms.items():
+            matrix[index, column] = value
+    for number in range(len(launches)):
+        for x, _ in options(number):
+            matrix[len(rows) + number, x] = 1.0
+    lower = [-np.inf] * len(rows) + [1.0] * len(launches)
+    seconds = np.zeros(width)
+    for number in range(len(launches)):
+        for x, option in options(number):
+            seconds[x] = option.seconds
+    solved = milp(
+        seconds,
+        integrality=np.ones(width),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix.tocsr(), lower, [*upper, *[1.0] * len(launches)]),
+        options={"time_limit": 5.0},
+    )
+    if solved.x is None:
+        return None
+    return tuple(
+        max(range(len(launch.menu)), key=lambda place: solved.x[starts[number] + place])
+        for number, launch in enumerate(launches)
+    )

@@ -1,0 +1,114 @@
+"""What is allocated when a launch of one graph begins, and what the run will still allocate."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from memgraph.base import compat
+from memgraph.machine.measure import allocated_bytes
+from memgraph.step.forecast import OptimizerForecast, forecast, live_optimizers
+from memgraph.step.run import Run
+from memgraph.step.variants import Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Where a graph's arguments tell something about a launch."""
+
+    sizes: tuple[int, ...] = ()
+    """Positions of symbolic sizes."""
+    parameters: tuple[int, ...] = ()
+    """Positions of leaves that get a gradient."""
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any]) -> Arguments:
+        """The places among the inputs that Dynamo gives to its backend."""
+        return cls(
+            tuple(place for place, given in enumerate(inputs) if isinstance(given, torch.SymInt)),
+            tuple(
+                place
+                for place, given in enumerate(inputs)
+                if isinstance(given, torch.Tensor) and given.requires_grad and given.is_leaf
+            ),
+        )
+
+    def standing(self, args: Sequence[Any]) -> int:
+        """How many of the leaves have a gradient already."""
+        return sum(args[place].grad is not None for place in self.parameters)
+
+    def bytes_standing(self, args: Sequence[Any]) -> int:
+        """Bytes of the gradients that the leaves have already."""
+        found = (args[place].grad for place in self.parameters)
+        return sum(gradient.untyped_storage().nbytes() for gradient in found if gradient is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What decides the level of an entry, as far as it can be known without counting."""
+
+    depth: int
+    """Launches whose backward is to come."""
+    standing: int
+    """Parameters that have a gradient."""
+    generation: int
+    """How many times optimizers have made state."""
+
+
+class Meter:
+    """Reads the world at the entry of a graph's launches.
+
+    On CUDA the level is the caching allocator's counter. On the CPU there is none, and counting the tensors that Python
+    can see takes as long as a pass of the garbage collector: it is counted once for each moment.
+    """
+
+    def __init__(self, device: torch.device, arguments: Arguments, run: Run) -> None:
+        self.device, self.arguments, self.run = device, arguments, run
+        self.forecasts: tuple[OptimizerForecast, ...] = ()
+        self._levels: dict[Moment, tuple[int, int]] = {}  # the level, and what open launches held of it
+        self._forecast_for: tuple[int, int] | None = None
+
+    def entry(self, args: Sequence[Any]) -> Entry:
+        """The entry of a launch with these arguments."""
+        moment, held = self._moment(args), self.run.held()
+        if self.device.type == "cuda":
+            level = allocated_bytes(self.device)
+        elif moment in self._levels:
+            counted, then = self._levels[moment]
+            level = counted + held - then  # other plans hold more or less
+        else:
+            level = allocated_bytes(self.device)
+            self._levels[moment] = level, held
+        if self._forecast_for != (moment.generation, moment.standing):  # optimizers come and go between steps
+            self._forecast_for = (moment.generation, moment.standing)
+            self.look_ahead([args[place] for place in self.arguments.parameters])
+        return Entry(level, self.to_come, tuple(compat.size_hint(args[place]) for place in self.arguments.sizes))
+
+    def exact(self, entry: Entry, args: Sequence[Any]) -> Entry:
+        """The same entry, counted after the garbage of reference cycles is gone."""
+        gc.collect()
+        level = allocated_bytes(self.device)
+        self._levels[self._moment(args)] = level, self.run.held()
+        return dataclasses.replace(entry, level=level)
+
+    def _moment(self, args: Sequence[Any]) -> Moment:
+        return Moment(self.run.depth(), self.arguments.standing(args), self.run.generation)
+
+    def look_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Find the optimizers that own the parameters, and what they will allocate."""
+        found = (forecast(optimizer, self.device) for optimizer in live_optimizers(parameters))
+        self.forecasts = tuple(found)
+
+    @property
+    def to_come(self) -> int:
+        """Bytes of optimizer state that are not allocated yet."""
+        return sum(each.state_to_come for each in self.forecasts)
+
+    @property
+    def made(self) -> int:
+        """Bytes of optimizer state that are allocated."""
+        return sum(each.state_bytes - each.state_to_come for each in self.forecasts)

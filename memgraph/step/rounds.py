@@ -1,0 +1,186 @@
+"""The plans of a round's launches, chosen together once a round has shown what it consists of."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Protocol
+
+from memgraph.step.joint import Launch, Option, choose
+from memgraph.step.recording import Moment
+from memgraph.step.run import Launched, Run
+from memgraph.step.variants import Entry, Envelope, Offer, Sizes, Variant
+
+# Plans of one graph in a round: each of them is compiled.
+PLANS = 3
+# Times that plans are compiled and the choice made anew, since the generated code takes more or less than the sweep.
+TRIES = 3
+# Rounds that are remembered: with gradients and without, of training and of a second loss.
+KEPT = 8
+# A level that lies this share of the room above the expected one is not the expected one.
+TOLERANCE = 1 / 256
+
+_logger = logging.getLogger(__name__)
+
+
+class Planned(Protocol):
+    """A graph with its plans: a StepGraph."""
+
+    room: int
+    ends: bool
+    variants: list[Variant]
+    offers: list[Offer]
+
+    def realised(self, offer: Offer, entry: Entry) -> Variant | None:
+        """The plan of an offer, compiled and kept; None where it cannot be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The plan of one launch."""
+
+    graph: int
+    """The identity of its StepGraph."""
+    variant: Variant
+    level: int
+    """The highest lasting level of its entry for which it was chosen."""
+    sizes: Sizes
+
+
+Known = list[tuple[Launched, Envelope]]
+"""The launches of a whole round that was recorded, with their envelopes."""
+
+
+class Rounds:
+    """What was chosen for the rounds of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._kept: list[tuple[Chosen, ...]] = []
+        self._present: tuple[Chosen, ...] = ()
+        self._tried: set[tuple[int, ...]] = set()
+
+    def learns(self) -> bool:
+        """Whether the levels of the present round are still of use."""
+        return not self._present
+
+    def chosen(self, graph: Planned, launch: Launched) -> Variant | None:
+        """The plan that was chosen for a launch; None where the round is not known, or goes another way now."""
+        number = len(self.run.round) - 1
+        if number == 0:
+            self._present = self._known(graph, launch) or self._planned(graph, launch)
+        if number < len(self._present):
+            found = self._present[number]
+            expected = found.level + int(graph.room * TOLERANCE)
+            same = found.graph == id(graph) and found.sizes == launch.entry.sizes
+            if same and launch.entry.lasting <= expected and found.variant in graph.variants:
+                return found.variant
+        self._present = ()
+        return None
+
+    def _known(self, graph: Planned, launch: Launched) -> tuple[Chosen, ...]:
+        """The round that begins with a graph at such a level: of several the one for the lowest level."""
+        fitting = [
+            chosen
+            for chosen in self._kept
+            if chosen[0].graph == id(graph)
+            and chosen[0].sizes == launch.entry.sizes
+            and launch.entry.lasting <= chosen[0].level
+        ]
+        return min(fitting, key=lambda chosen: chosen[0].level, default=())
+
+    def _planned(self, graph: Planned, first: Launched) -> tuple[Chosen, ...]:
+        """Choose the plans of a round like the last one; () where the last one tells nothing, or none were chosen."""
+        known = self._last(graph, first)
+        graphs: list[Planned] = [other for launch, _ in known if (other := launch.graph()) is not None]
+        if not known or len(graphs) < len(known) or any(other.room != graph.room for other in graphs):
+            return ()
+        if len(known) == 1 and graph.ends:
+            return ()
+        name = (first.entry.lasting // max(1, graph.room // 128), *map(id, graphs))
+        if name in self._tried:  # it is not tried at every step
+            return ()
+        self._tried.add(name)
+        start = time.perf_counter()
+        chosen = self._choose(known, graphs, first, graph.room)
+        _logger.debug("a round of %d launches: %.1f s to choose and compile", len(known), time.perf_counter() - start)
+        if chosen:
+            self._kept = [*self._kept[-(KEPT - 1) :], chosen]
+        return chosen
+
+    def _last(self, graph: Planned, first: Launched) -> Known:
+        """The last round, if it began as this one and all of it is known."""
+        last = self.run.last
+        if not last or last[0].graph() is not graph or last[0].entry.sizes != first.entry.sizes:
+            return []
+        found = []
+        for launch in last:
+            if launch.envelope is None or not {Moment.FORWARD, Moment.BACKWARD} <= launch.marks.keys():
+                return []
+            found.append((launch, launch.envelope))
+        return found
+
+    def _choose(self, known: Known, graphs: list[Planned], first: Launched, room: int) -> tuple[Chosen, ...]:
+        for attempt in range(TRIES + 1):
+            menus = {id(graph): _menu(graph, known, offers=attempt < TRIES) for graph in graphs}
+            launches = _launches(known, graphs, menus, first)
+            places = choose(launches, room, PLANS)
+            if places is None:
+                return ()
+            picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
+            compiled = [plan for plan in picked if isinstance(plan, Variant)]
+            if len(compiled) == len(picked):
+                levels = _levels(launches, places)
+                sizes = (launch.entry.sizes for launch, _ in known)
+                return tuple(map(Chosen, map(id, graphs), compiled, levels, sizes))
+            for graph, plan, (launch, _) in zip(graphs, picked, known, strict=True):
+                if isinstance(plan, Offer) and plan in graph.offers:
+                    graph.realised(plan, launch.entry)
+        return ()  # not reached: the last try has compiled plans alone
+
+
+Menu = list[tuple[Option, "Variant | Offer"]]
+
+
+def _menu(graph: Planned, known: Known, *, offers: bool) -> Menu:
+    """The plans of a graph, compiled ones first.  offers: also those that are not compiled."""
+    sizes = next(launch.entry.sizes for launch, _ in known if launch.graph() is graph)
+    found: Menu = []
+    for variant in graph.variants:
+        envelope = variant.envelope(sizes)
+        if envelope is not None:
+            found.append((Option(envelope, variant.seconds), variant))
+    if offers:
+        found += [(Option(offer.envelope, offer.seconds), offer) for offer in graph.offers]
+    return found
+
+
+def _launches(known: Known, graphs: list[Planned], menus: dict[int, Menu], first: Launched) -> list[Launch]:
+    """The round as `choose` takes it: levels without what the plans of the last round held."""
+    higher = first.entry.lasting - known[0][0].entry.lasting
+    held = [envelope.held for _, envelope in known]
+    found = []
+    for (launch, envelope), graph in zip(known, graphs, strict=True):
+        forward, backward = launch.marks[Moment.FORWARD], launch.marks[Moment.BACKWARD]
+        higher_later = higher + launch.entry.to_come
+        others = sum(held[number] for number in launch.open_in_backward)
+        found.append(
+            Launch(
+                id(graph),
+                tuple(option for option, _ in menus[id(graph)]),
+                forward.level + higher_later - sum(held[number] for number in launch.open_in_forward),
+                backward.level + higher_later - others - envelope.held,
+                launch.open_in_forward,
+                launch.open_in_backward,
+                forward.peak - forward.level,
+                backward.peak - backward.level,
+            )
+        )
+    return found
+
+
+def _levels(launches: list[Launch], places: tuple[int, ...]) -> list[int]:
+    """The lasting level at which each forward begins under the chosen plans."""
+    held = [launch.menu[place].envelope.held for launch, place in zip(launches, places, strict=True)]
+    return [launch.before_forward + sum(held[number] for number in launch.open_in_forward) for launch in launches]

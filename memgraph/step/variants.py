@@ -1,0 +1,114 @@
+"""One compiled graph under several plans: what each takes, and where it is valid."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from memgraph.planner.decisions import Timeline
+
+Sizes = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Envelope:
+    """What a forward and its backward allocate, in bytes above the level at which the forward began."""
+
+    forward: int = 0
+    """The forward's peak."""
+    held: int = 0
+    """Left allocated when the forward returns, until the backward."""
+    backward: int = 0
+    """The backward's peak, where nothing else has been allocated since the forward began."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Envelope:
+        """The envelope of a step's timeline."""
+        level = 0
+        peaks = {"forward": 0, "backward": 0}
+        held = 0
+        for event in timeline.events:
+            level += event.bytes
+            peaks[event.phase] = max(peaks[event.phase], level)
+            if event.phase == "forward":
+                held = level
+        return cls(peaks["forward"], held, max(held, peaks["backward"]))
+
+    @property
+    def peak(self) -> int:
+        """The peak of a step that consists of this graph alone."""
+        return max(self.forward, self.backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The world as a launch finds it."""
+
+    level: int
+    """Bytes allocated on the device when the forward begins."""
+    to_come: int = 0
+    """Bytes that will be allocated later in the run and stay: the state of optimizers."""
+    sizes: Sizes = ()
+    """The values of the graph's symbolic sizes, in the order of its inputs; () where all sizes are fixed."""
+
+    @property
+    def lasting(self) -> int:
+        """The level at which this launch will begin in later steps."""
+        return self.level + self.to_come
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """A plan that a graph could have, by the graph sweep: it is not compiled."""
+
+    envelope: Envelope
+    seconds: float
+    """Predicted time of a step."""
+    peak: int
+    """By this and the next the planner finds it again: the peak that it sweeps."""
+    carried: int
+    """Bytes that the forward leaves, as the planner sweeps them."""
+
+
+@dataclasses.dataclass(eq=False)
+class Variant:
+    """A compiled graph under one plan."""
+
+    call: Callable[..., Any]
+    """The compiled graph: takes and returns what Dynamo's graph does."""
+    seconds: float
+    """Predicted time of a step."""
+    envelopes: dict[Sizes, Envelope]
+    """What was read from the generated code, by the sizes that it was read for."""
+    read: Callable[[Sizes], Envelope] | None = None
+    """Reads the envelope for other sizes from the generated code; None where there is none to read.
+
+    Raises NotReadable, or what reading raises.
+    """
+    offers: tuple[Offer, ...] = ()
+    """Other plans that the graph could have."""
+
+    def envelope(self, sizes: Sizes) -> Envelope | None:
+        """What it takes with some sizes; None where that is not known.
+
+        Fewer tokens take no more: where the sizes lie within others that are known, those stand for them.
+        """
+        if sizes in self.envelopes:
+            return self.envelopes[sizes]
+        within = [found for known, found in self.envelopes.items() if _covers(known, sizes)]
+        if within:
+            return min(within, key=lambda envelope: envelope.peak)
+        if self.read is None:
+            return None
+        found = self.envelopes[sizes] = self.read(sizes)
+        return found
+
+    def fits(self, entry: Entry, room: int) -> bool:
+        """Whether its step stays within `room` bytes above the entry's lasting level."""
+        envelope = self.envelope(entry.sizes)
+        return envelope is not None and envelope.peak <= room - entry.lasting
+
+
+def _covers(known: Sizes, sizes: Sizes) -> bool:
+    return len(known) == len(sizes) and all(size <= most for size, most in zip(sizes, known, strict=True))
