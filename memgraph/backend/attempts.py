@@ -197,13 +197,14 @@ class Attempts:
 
     def _variant(self, compiled: Any, plan: Accepted, graphs: Sequence[Graph] = ()) -> Variant:
         """graphs: what was lowered, to be read with other sizes; none after a warm cache."""
-        job, symbols = self.job, [given.node.expr for given in self.job.inputs if isinstance(given, torch.SymInt)]
+        job, kernels = self.job, self.kernels
+        symbols = [given.node.expr for given in job.inputs if isinstance(given, torch.SymInt)]
+        device, retained = job.device.type, job.options.retain_graph
 
-        def read(sizes: Sizes) -> Envelope:
-            with kernel_scratch.looking_up(self.kernels):
+        def read(sizes: Sizes) -> Envelope:  # it must not know the job, whose inputs are the user's tensors
+            with kernel_scratch.looking_up(kernels):
                 values = dict(zip(symbols, sizes, strict=True))
-                retained = job.options.retain_graph
-                return Envelope.of(read_step(list(graphs), job.device.type, retained=retained, sizes=values))
+                return Envelope.of(read_step(list(graphs), device, retained=retained, sizes=values))
 
         known = {job.entry.sizes: Envelope.of(plan.report.timeline)}
         again = read if graphs and symbols else None
@@ -278,7 +279,10 @@ class Attempts:
         limit = self._limit(wanted, best.planned)
         assert limit is not None  # without a bound no plan is refused
         minimum, budget = held + above + SLACK, held + limit
-        return budget_error(best.report, best.planned, self.options, minimum=minimum, budget=budget)
+        unfinished = self.job.purpose.tightest
+        return budget_error(
+            best.report, best.planned, self.options, minimum=minimum, budget=budget, unfinished=unfinished
+        )
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
         """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.

@@ -82,7 +82,8 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
     The outermost graph of each phase is the last one of that phase. Where a warm cache answers for the whole
     compilation, no graph is listed.
     """
-    options, graphs = job.options, []
+    # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
+    options, progress, name, graphs = job.options, job.progress, job.name, []
     patches = dict(compat.mode_options(options.mode)) if options.mode else {}
     patches |= options.inductor
     if partitioner is not None:
@@ -104,7 +105,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
         if partitioner is not None:
             compat.lower_transfers()
             compat.lower_shards()
-        with configured, job.progress.stage(f"Inductor {phase}", graph=job.name):
+        with configured, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
         graphs.append(Graph(phase, given, returned, getattr(lowered, "source_code", None) or trivial))
         return lowered

@@ -133,11 +133,18 @@ def found_again(report: Report, *, graph: str, baseline: int, to_come: int, budg
 
 
 def budget_error(
-    report: Report, planned: Planned, options: Options, minimum: int, budget: int, estimated: bool = False
+    report: Report,
+    planned: Planned,
+    options: Options,
+    minimum: int,
+    budget: int,
+    estimated: bool = False,
+    unfinished: bool = False,
 ) -> BudgetError:
     """The error for a budget that no plan keeps.
 
     report, planned: of the plan with the lowest peak.  estimated: whether the peak is the sweep's, without a lowering.
+    unfinished: whether other graphs of the step are to come.
     """
     told = {full_refusal(tier, need) for tier, need in planned.full}
     return BudgetError(
@@ -151,6 +158,7 @@ def budget_error(
         reserve=report.reserve,
         full=(_full_tier(tier, need, options) for tier, need in planned.full),
         estimated=estimated,
+        unfinished=unfinished,
     )
 
 

@@ -108,6 +108,7 @@ class BudgetError(MemgraphError, RuntimeError):
         reserve: bytes of the minimum that are held back by the options.
         full: tiers that lack the room for values that would have gone there.
         estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
+        unfinished: other graphs of the same step are to come, which may need more than the minimum.
     """
 
     def __init__(
@@ -124,13 +125,14 @@ class BudgetError(MemgraphError, RuntimeError):
         reserve: int = 0,
         full: Iterable[FullTier] = (),
         estimated: bool = False,
+        unfinished: bool = False,
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
         self.budget = budget
         self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
-        self.to_come, self.grown = to_come, tuple(grown)
+        self.to_come, self.grown, self.unfinished = to_come, tuple(grown), unfinished
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -159,8 +161,10 @@ class BudgetError(MemgraphError, RuntimeError):
             why = f": {_exact(self.reserve)} are held back by option 'reserve' (and 'offload.window') alone"
         elif self.budget is not None and self.baseline is not None and self._outside_the_step() >= self.budget:
             why = ": so much is allocated or held back before the step starts"
-        about = "about " if self.estimated else ""
+        about = "about " if self.estimated else "at least " if self.unfinished else ""
         yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
+        if self.unfinished:
+            yield "Other graphs of this step are to come, which nobody has seen yet: they may need more."
         if self.estimated:
             yield "That is an estimate: nothing was compiled, and compiling may add a few percent."
         if self.baseline is not None:
@@ -185,7 +189,7 @@ class BudgetError(MemgraphError, RuntimeError):
         return BudgetError(**self._facts() | {"grown": tuple(grown)})
 
     def _facts(self) -> dict[str, Any]:
-        names = "minimum binding budget refusals unused baseline to_come grown reserve full estimated"
+        names = "minimum binding budget refusals unused baseline to_come grown reserve full estimated unfinished"
         return {name: getattr(self, name) for name in names.split()}
 
 

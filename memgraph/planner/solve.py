@@ -91,7 +91,8 @@ class Planner:
         """
         lowest = self.smallest()
         steps = ((self.unplanned().peak - lowest.peak) * n // OFFERS for n in range(1, OFFERS))
-        found = [self.unplanned(), lowest, *(self.best(lowest.peak + step) for step in steps), *self._pool()]
+        swept = () if self.uniform is None else (candidate for _, candidate in self.uniform.swept)
+        found = [self.unplanned(), lowest, *(self.best(lowest.peak + step) for step in steps), *swept]
         chosen: list[Candidate] = []
         for candidate in sorted((c for c in found if c is not None), key=by_time):
             if not any(c.peak <= candidate.peak and c.carried <= candidate.carried for c in chosen):

@@ -63,11 +63,16 @@ class UniformChoices:
         return SavedSetCut(self.facts)
 
     @functools.cached_property
+    def swept(self) -> tuple[tuple[Choice, Candidate], ...]:
+        """All choices of the menu, fastest first."""
+        swept = [(choice, candidate) for choice in self._menu() if (candidate := self._at(choice)) is not None]
+        return tuple(sorted(swept, key=lambda pair: (by_time(pair[1]), pair[0])))
+
+    @functools.cached_property
     def found(self) -> tuple[tuple[Choice, Candidate], ...]:
         """Choices that no other one beats in both time and peak, fastest first."""
-        swept = [(choice, candidate) for choice in self._menu() if (candidate := self._at(choice)) is not None]
         best: list[tuple[Choice, Candidate]] = []
-        for choice, candidate in sorted(swept, key=lambda pair: (by_time(pair[1]), pair[0])):
+        for choice, candidate in self.swept:
             if all(candidate.peak < other.peak for _, other in best):
                 best.append((choice, candidate))
         return tuple(best)

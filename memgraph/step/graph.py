@@ -51,6 +51,7 @@ class StepGraph:
             variant = self.rounds.chosen(self, launch) or self._alone(entry, args, launch)
         except BaseException:
             launch.closed = True
+            run.stop_recording()
             raise
         self._use(variant)
         launch.envelope = variant.envelope(entry.sizes)
