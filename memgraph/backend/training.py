@@ -19,14 +19,13 @@ from memgraph.machine.measure import allocated_bytes
 from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
 from memgraph.planner.offload import Tiers
+from memgraph.step.graph import OTHERS
 from memgraph.step.variants import Entry, Offer
 
 # The level of an entry is rounded up to this share of the budget.
 LEVELS = 128
 # A graph that takes less than this share of the budget need not take its tightest plan before its round is known.
 AMPLE = 64
-# Other graphs that are taken to stand between the forward and the backward of one whose round is not known yet.
-OTHERS = 7
 
 
 @dataclasses.dataclass(frozen=True)

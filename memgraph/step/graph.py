@@ -17,6 +17,8 @@ from memgraph.step.variants import Entry, Offer, Variant
 
 # Plans that one graph keeps: another one pushes out the one that has not run for longest.
 VARIANTS = 4
+# Other graphs that are taken to stand between the forward and the backward of one whose round is not known yet.
+OTHERS = 7
 
 
 class Maker(Protocol):
@@ -102,4 +104,5 @@ class StepGraph:
 
 
 def _least(variant: Variant) -> int:
-    return min(envelope.peak for envelope in variant.envelopes.values())
+    """What it takes beside others like it."""
+    return min(envelope.peak + OTHERS * envelope.held for envelope in variant.envelopes.values())

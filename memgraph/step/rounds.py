@@ -60,6 +60,7 @@ class Rounds:
         self._kept: list[tuple[Chosen, ...]] = []
         self._present: tuple[Chosen, ...] = ()
         self._tried: set[tuple[int, ...]] = set()
+        self._learned: dict[tuple[int, Sizes], Known] = {}
 
     def learns(self) -> bool:
         """Whether the levels of the present round are still of use."""
@@ -76,8 +77,16 @@ class Rounds:
             same = found.graph == id(graph) and found.sizes == launch.entry.sizes
             if same and launch.entry.lasting <= expected and found.variant in graph.variants:
                 return found.variant
-        self._present = ()
+        self._forget()
         return None
+
+    def _forget(self) -> None:
+        """The present round is not what was planned: the next one like it is recorded again."""
+        if self._present:
+            self._kept = [chosen for chosen in self._kept if chosen is not self._present]
+            self._learned.pop((self._present[0].graph, self._present[0].sizes), None)
+            self._tried.clear()
+            self._present = ()
 
     def _known(self, graph: Planned, launch: Launched) -> tuple[Chosen, ...]:
         """The round that begins with a graph at such a level: of several the one for the lowest level."""
@@ -110,16 +119,18 @@ class Rounds:
         return chosen
 
     def _last(self, graph: Planned, first: Launched) -> Known:
-        """The last round, if it began as this one and all of it is known."""
+        """The newest round that began as this one and of which all is known; [] where there is none."""
+        place = (id(graph), first.entry.sizes)
         last = self.run.last
-        if not last or last[0].graph() is not graph or last[0].entry.sizes != first.entry.sizes:
-            return []
-        found = []
-        for launch in last:
-            if launch.envelope is None or not {Moment.FORWARD, Moment.BACKWARD} <= launch.marks.keys():
-                return []
-            found.append((launch, launch.envelope))
-        return found
+        if last and last[0].graph() is graph and last[0].entry.sizes == first.entry.sizes:
+            found = [
+                (launch, launch.envelope)
+                for launch in last
+                if launch.envelope is not None and {Moment.FORWARD, Moment.BACKWARD} <= launch.marks.keys()
+            ]
+            if len(found) == len(last):
+                self._learned[place] = found
+        return self._learned.get(place, [])
 
     def _choose(self, known: Known, graphs: list[Planned], first: Launched, room: int) -> tuple[Chosen, ...]:
         for attempt in range(TRIES + 1):

@@ -1,0 +1,145 @@
+"""Rounds of toy graphs: the budget is kept on every launch, and the plans are chosen together."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memgraph.base.errors import BudgetError
+from memgraph.step.variants import Envelope
+from tests.step.toys import World
+
+KIB = 1024
+
+
+def plan(forward, held, backward, seconds):
+    return Envelope(forward * KIB, held * KIB, backward * KIB), seconds
+
+
+LIGHT, FAST = plan(40, 4, 60, 2.0), plan(40, 24, 44, 1.0)
+
+
+def step(world, graphs, outside=0):
+    """One round over the graphs in their order, with `outside` bytes for a moment before the backward; its peak."""
+    world.device.reset()
+    x = torch.ones(1, requires_grad=True)
+    for graph in graphs:
+        (x,) = graph.launch(x)
+    moment = world.device.hold(outside)
+    del moment
+    x.sum().backward()
+    del x
+    world.run.stop_recording()  # as an optimizer's step does
+    return world.device.peak
+
+
+def layers(world, count, menu=(LIGHT, FAST)):
+    """A layer's graph as often as it is launched, and the graph of a loss."""
+    layer, loss = world.graph(list(menu), ends=False), world.graph([plan(10, 2, 10, 0.1)], ends=True)
+    return [layer] * count + [loss]
+
+
+def test_the_first_round_is_the_tightest_and_the_next_one_uses_the_budget():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    peaks = [step(world, graphs) for _ in range(4)]
+    assert peaks[0] < peaks[1] == peaks[2] == peaks[3] <= 130 * KIB
+    assert {variant.seconds for variant in graphs[0].variants} == {1.0, 2.0}
+    assert len(world.run.last) == 5
+
+
+def test_late_layers_keep_and_early_ones_do_not():
+    world = World(100 * KIB)
+    graphs = layers(world, 4)
+    step(world, graphs)
+    step(world, graphs)
+    held = [launch.envelope.held for launch in world.run.round[:4]]
+    assert held == sorted(held) and len(set(held)) == 2
+
+
+def test_what_others_reach_between_the_launches_is_left_free():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    assert max(step(world, graphs, outside=90 * KIB) for _ in range(4)) <= 130 * KIB
+
+
+def test_a_level_that_grows_is_planned_for_anew():
+    world = World(150 * KIB)
+    graphs = layers(world, 4)
+    for _ in range(2):
+        step(world, graphs)
+    state = world.device.hold(50 * KIB)
+    peaks = [step(world, graphs) for _ in range(3)]
+    del state
+    assert max(peaks) <= 150 * KIB
+
+
+def test_a_round_that_goes_another_way_is_refused_or_kept_and_learned():
+    """Its first launches hold what was chosen for a shorter round: it may be refused, once."""
+    world = World(110 * KIB)
+    graphs = layers(world, 3)
+    for _ in range(3):
+        step(world, graphs)
+    longer = [graphs[0]] * 5 + graphs[-1:]
+    with pytest.raises(BudgetError):
+        step(world, longer)
+    assert world.device.peak <= 110 * KIB
+    gc.collect()
+    assert max(step(world, longer) for _ in range(3)) <= 110 * KIB
+    assert max(step(world, graphs) for _ in range(3)) <= 110 * KIB
+
+
+def test_a_forward_without_a_backward_holds_nothing_for_long():
+    world = World(130 * KIB)
+    graphs = layers(world, 2)
+    graphs[0].launch(torch.ones(1, requires_grad=True))
+    gc.collect()
+    assert world.run.depth() == 0
+    assert step(world, graphs) <= 130 * KIB
+
+
+def test_what_is_dropped_is_not_kept_alive():
+    world = World(130 * KIB)
+    graphs = layers(world, 2)
+    step(world, graphs)
+    graph = graphs[0]
+    del graphs
+    gc.collect()
+    referrers = [found for found in gc.get_referrers(graph) if isinstance(found, dict | list) and found is not locals()]
+    assert all("graph" in found for found in referrers if isinstance(found, dict))  # its maker, and this test
+
+
+plans = st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 40), st.integers(1, 9)).map(
+    lambda drawn: plan(drawn[0] + drawn[1], drawn[1], drawn[1] + drawn[2], float(drawn[3]))
+)
+menus = st.lists(plans, min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(menus, min_size=1, max_size=3),
+    st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    st.integers(20, 300),
+    st.integers(0, 40),
+    st.integers(0, 60),
+)
+def test_never_above_the_budget(menus, order, room, grows, outside):
+    """Whatever runs, no launch passes the room, unless others alone do; a refusal comes before its launch runs."""
+    world = World(room * KIB)
+    middle = [world.graph(menu, ends=False) for menu in menus]
+    loss = world.graph(menus[0], ends=True)
+    graphs = [middle[number % len(middle)] for number in order] + [loss]
+    kept = []
+    for _ in range(4):
+        try:
+            step(world, graphs, outside=0)
+        except BudgetError as refused:
+            assert refused.minimum > room * KIB
+        assert world.device.peak <= room * KIB
+        gc.collect()
+        kept.append(world.device.hold(grows * KIB)) if world.device.level + grows * KIB <= room * KIB else None
+    kept.clear()
+    gc.collect()
+    assert world.device.level == 0

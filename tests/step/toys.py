@@ -1,0 +1,114 @@
+"""Graphs that only allocate: each launch takes what its plan's envelope says, as real tensors, and counts the bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import torch
+
+from memgraph.base.errors import BudgetError
+from memgraph.step.graph import StepGraph
+from memgraph.step.rounds import Rounds
+from memgraph.step.run import Run
+from memgraph.step.variants import Entry, Envelope, Offer, Variant
+
+
+class Device:
+    """Bytes that are allocated, and the most so far."""
+
+    def __init__(self) -> None:
+        self.level = self.peak = 0
+
+    def hold(self, size: int) -> Held:
+        return Held(self, size)
+
+    def reset(self) -> None:
+        self.peak = self.level
+
+
+class Held:
+    """Bytes that stand until the last reference goes."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.device, self.size = device, size
+        self.tensor = torch.empty(size, dtype=torch.uint8)
+        device.level += size
+        device.peak = max(device.peak, device.level)
+
+    def __del__(self) -> None:
+        self.device.level -= self.size
+
+
+class Toy(torch.autograd.Function):
+    """One launch: the forward reaches its peak and leaves what is held, the backward reaches its own."""
+
+    @staticmethod
+    def forward(ctx, x, device, envelope):
+        transient = device.hold(envelope.forward)
+        del transient
+        ctx.device, ctx.envelope, ctx.held = device, envelope, device.hold(envelope.held)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        transient = ctx.device.hold(ctx.envelope.backward - ctx.envelope.held)
+        del transient
+        ctx.held = None
+        return gradient, None, None
+
+
+@dataclasses.dataclass
+class CountingMeter:
+    """Reads the level of a toy device."""
+
+    toy: Device
+    run: Run
+    to_come: int = 0
+    device: torch.device = torch.device("cpu")
+
+    def entry(self, args) -> Entry:
+        return Entry(self.toy.level, self.to_come)
+
+    def exact(self, entry: Entry, args) -> Entry:
+        gc.collect()
+        return Entry(self.toy.level, self.to_come)
+
+
+class World:
+    """A toy device with a budget, and the graphs on it."""
+
+    def __init__(self, room: int) -> None:
+        self.device, self.run, self.room = Device(), Run(), room
+        self.rounds = Rounds(self.run)
+        self.made = 0
+
+    def graph(self, menu: list[tuple[Envelope, float]], ends: bool) -> StepGraph:
+        """A graph with these plans: the first launch finds the lightest compiled, or, of one that ends, what fits."""
+        return _Maker(self, menu, ends).graph
+
+
+class _Maker:
+    def __init__(self, world: World, menu: list[tuple[Envelope, float]], ends: bool) -> None:
+        self.world, self.menu, self.ends = world, menu, ends
+        self.meter = CountingMeter(world.device, world.run)
+        lightest = min(menu, key=lambda plan: plan[0].peak + 7 * plan[0].held)
+        first = self.variant(lightest)
+        first.offers = tuple(Offer(e, s, e.peak, e.held) for e, s in menu if (e, s) != lightest)
+        self.graph = StepGraph(first, world.room, self.meter, world.rounds, self, ends=ends)
+
+    def variant(self, plan: tuple[Envelope, float]) -> Variant:
+        envelope, seconds = plan
+        self.world.made += 1
+        return Variant(lambda x: (Toy.apply(x, self.world.device, envelope),), seconds, {(): envelope})
+
+    def make(self, entry: Entry, args) -> Variant:
+        fits = [plan for plan in self.menu if plan[0].peak <= self.world.room - entry.lasting]
+        if not fits:
+            least = min(plan[0].peak for plan in self.menu)
+            raise BudgetError(minimum=entry.lasting + least, budget=self.world.room)
+        key = (lambda plan: plan[1]) if self.ends else (lambda plan: plan[0].peak)
+        return self.variant(min(fits, key=key))
+
+    def realise(self, offer: Offer, entry: Entry) -> Variant:
+        return self.variant((offer.envelope, offer.seconds))
