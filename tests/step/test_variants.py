@@ -1,0 +1,63 @@
+"""What a plan takes, and where it is valid."""
+
+import pytest
+import torch
+
+from memgraph.planner.decisions import Event, Timeline
+from memgraph.step.meter import Arguments
+from memgraph.step.variants import Entry, Envelope, Variant
+
+FORWARD = (Event("forward", "a", 6), Event("forward", "b", 4), Event("forward", "b", -4))
+BACKWARD = (Event("backward", "c", 5), Event("backward", "a", -6), Event("backward", "c", -5))
+
+
+def test_an_envelope_is_read_from_a_timeline():
+    assert Envelope.of(Timeline(FORWARD + BACKWARD)) == Envelope(forward=10, held=6, backward=11)
+    assert Envelope.of(Timeline(FORWARD)) == Envelope(forward=10, held=6, backward=6)
+    assert Envelope.of(Timeline()) == Envelope()
+
+
+def linear(reads):
+    """A plan that takes ten bytes a token; `reads` lists the sizes for which its code is read."""
+
+    def read(sizes):
+        reads.append(sizes)
+        return Envelope(10 * sizes[0], 0, 10 * sizes[0])
+
+    return Variant(print, 1.0, {(8,): Envelope(80, 0, 80)}, read)
+
+
+def test_smaller_sizes_are_covered_and_larger_ones_are_read_once():
+    reads = []
+    variant = linear(reads)
+    assert variant.envelope((4,)).peak == 80 and not reads
+    assert variant.envelope((16,)).peak == variant.envelope((16,)).peak == 160 and reads == [(16,)]
+    assert variant.envelope((12,)).peak == 160 and reads == [(16,)]
+
+
+def test_a_plan_is_valid_up_to_a_level_and_a_size():
+    variant = linear([])
+    assert variant.fits(Entry(20, 0, (8,)), 100) and not variant.fits(Entry(21, 0, (8,)), 100)
+    assert not variant.fits(Entry(10, 11, (8,)), 100)  # what is to come counts
+    assert not variant.fits(Entry(0, 0, (11,)), 100)
+
+
+def test_without_code_to_read_a_larger_size_is_not_known():
+    variant = Variant(print, 1.0, {(8,): Envelope(80, 0, 80)})
+    assert variant.fits(Entry(0, 0, (8,)), 100) and not variant.fits(Entry(0, 0, (9,)), 100)
+
+
+def test_arguments_that_tell_of_a_launch():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    hidden = weight * 2
+    arguments = Arguments.of([weight, torch.zeros(2), hidden])
+    assert arguments.parameters == (0,) and arguments.sizes == ()
+    args = [weight, torch.zeros(2), hidden]
+    assert (arguments.standing(args), arguments.bytes_standing(args)) == (0, 0)
+    hidden.sum().backward()
+    assert (arguments.standing(args), arguments.bytes_standing(args)) == (1, 12)
+
+
+@pytest.mark.parametrize("lasting", [(5, 0), (3, 2), (0, 5)])
+def test_the_lasting_level(lasting):
+    assert Entry(*lasting).lasting == 5
