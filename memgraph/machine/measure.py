@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from memgraph.base import compat
+from memgraph.runtime.host import own_memory
 
 Device: TypeAlias = torch.device | str | int | None
 
@@ -55,12 +56,14 @@ def allocated_bytes(device: Device = None) -> int:
 
     CUDA: what the caching allocator has handed out. CPU: the storages of all dense tensors that Python can
     reach, each once, and of their gradients; what only autograd's C++ side holds is not seen. Fake and meta
-    tensors have no bytes. Raises ValueError for any other kind of device.
+    tensors have no bytes, and the host memory of the tiers is no part of it. Raises ValueError for any other kind of
+    device.
     """
     resolved = _resolve(device)
     if resolved.type == "cuda":
         return torch.cuda.memory_allocated(resolved)
-    return sum({data: size for tensor in _live_tensors() for data, size in _cpu_storage(tensor)}.values())
+    found = {data: size for tensor in _live_tensors() for data, size in _cpu_storage(tensor)}
+    return sum(found.values()) - sum(found.get(address, 0) for address in own_memory())
 
 
 def _resolve(device: Device) -> torch.device:

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -38,6 +39,14 @@ class Memory:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
+_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+def own_memory() -> frozenset[int]:
+    """The addresses of the host memory that the tiers of this process have taken, which no budget counts."""
+    return frozenset(segment.address for segment in list(_segments))
+
+
 class Segment:
     """One range of memory; `tensor` has all of its bytes. Raises OffloadError where the system refuses it."""
 
@@ -52,6 +61,7 @@ class Segment:
         self.tensor = torch.frombuffer(self._mmap, dtype=torch.uint8)
         self.view = memoryview(self._mmap)
         self.address = self.tensor.data_ptr()
+        _segments.add(self)
         self._registered = device.type == "cuda"
         if self._registered and (error := memory.register(self.address, size)):
             self._registered = False

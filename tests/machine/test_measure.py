@@ -5,6 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from memgraph.machine.measure import allocated_bytes, measure_peak, peak_above_start
+from memgraph.runtime.host import Memory, Segment
 
 MIB = 1 << 20
 
@@ -154,3 +155,10 @@ def test_cuda_is_exact():
     assert peak_above_start(pattern) == 4 * MIB
     assert measure_peak(pattern) == start + 4 * MIB
     del before
+
+
+def test_the_host_memory_of_the_tiers_is_no_part_of_it():
+    before = allocated_bytes("cpu")
+    segment = Segment(1 << 20, torch.device("cpu"), Memory())
+    assert allocated_bytes("cpu") == before
+    assert segment.tensor.nbytes == 1 << 20
