@@ -8,7 +8,7 @@ import time
 from typing import Protocol
 
 from memgraph.step.joint import Launch, Option, choose
-from memgraph.step.recording import Moment
+from memgraph.step.recording import Mark, Moment
 from memgraph.step.run import Launched, Run
 from memgraph.step.variants import Entry, Envelope, Offer, Sizes, Variant
 
@@ -16,6 +16,8 @@ from memgraph.step.variants import Entry, Envelope, Offer, Sizes, Variant
 PLANS = 3
 # Times that plans are compiled and the choice made anew, since the generated code takes more or less than the sweep.
 TRIES = 3
+# Bytes below any level: of a backward that does not run.
+NOTHING = 1 << 50
 # Rounds that are remembered: with gradients and without, of training and of a second loss.
 KEPT = 8
 # A level that lies this share of the room above the expected one is not the expected one.
@@ -70,6 +72,7 @@ class Rounds:
         """The plan that was chosen for a launch; None where the round is not known, or goes another way now."""
         number = len(self.run.round) - 1
         if number == 0:
+            self._learn()
             self._present = self._known(graph, launch) or self._planned(graph, launch)
         if number < len(self._present):
             found = self._present[number]
@@ -101,7 +104,7 @@ class Rounds:
 
     def _planned(self, graph: Planned, first: Launched) -> tuple[Chosen, ...]:
         """Choose the plans of a round like the last one; () where the last one tells nothing, or none were chosen."""
-        known = self._last(graph, first)
+        known = self._learned.get((id(graph), first.entry.sizes), [])
         graphs: list[Planned] = [other for launch, _ in known if (other := launch.graph()) is not None]
         if not known or len(graphs) < len(known) or any(other.room != graph.room for other in graphs):
             return ()
@@ -118,19 +121,16 @@ class Rounds:
             self._kept = [*self._kept[-(KEPT - 1) :], chosen]
         return chosen
 
-    def _last(self, graph: Planned, first: Launched) -> Known:
-        """The newest round that began as this one and of which all is known; [] where there is none."""
-        place = (id(graph), first.entry.sizes)
+    def _learn(self) -> None:
+        """Remember the round that has ended, if all of it was recorded."""
         last = self.run.last
-        if last and last[0].graph() is graph and last[0].entry.sizes == first.entry.sizes:
-            found = [
-                (launch, launch.envelope)
-                for launch in last
-                if launch.envelope is not None and {Moment.FORWARD, Moment.BACKWARD} <= launch.marks.keys()
-            ]
-            if len(found) == len(last):
-                self._learned[place] = found
-        return self._learned.get(place, [])
+        found = [
+            (launch, launch.envelope)
+            for launch in last
+            if launch.envelope is not None and Moment.FORWARD in launch.marks
+        ]
+        if last and len(found) == len(last):
+            self._learned[id(last[0].graph()), last[0].entry.sizes] = found
 
     def _choose(self, known: Known, graphs: list[Planned], first: Launched, room: int) -> tuple[Chosen, ...]:
         for attempt in range(TRIES + 1):
@@ -173,7 +173,9 @@ def _launches(known: Known, graphs: list[Planned], menus: dict[int, Menu], first
     held = [envelope.held for _, envelope in known]
     found = []
     for (launch, envelope), graph in zip(known, graphs, strict=True):
-        forward, backward = launch.marks[Moment.FORWARD], launch.marks[Moment.BACKWARD]
+        forward = launch.marks[Moment.FORWARD]
+        # Nothing that it has made is differentiated where it has no backward: that reaches nothing then.
+        backward = launch.marks.get(Moment.BACKWARD, Mark(launch, Moment.BACKWARD, -NOTHING, -NOTHING))
         higher_later = higher + launch.entry.to_come
         others = sum(held[number] for number in launch.open_in_backward)
         found.append(

@@ -143,3 +143,16 @@ def test_never_above_the_budget(menus, order, room, grows, outside):
     kept.clear()
     gc.collect()
     assert world.device.level == 0
+
+
+def test_a_graph_without_a_backward_does_not_keep_a_round_from_being_learned():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    metric = world.graph([plan(20, 5, 20, 0.1)], ends=False)
+
+    def with_metric():
+        metric.launch(torch.ones(1))
+        return step(world, graphs)
+
+    peaks = [with_metric() for _ in range(4)]
+    assert max(peaks) <= 130 * KIB and peaks[2] > peaks[0]
