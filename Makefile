@@ -2,6 +2,7 @@
 #
 #   make test                             a venv of its own, packages from the index
 #   make test-fast                        no C++ compiler, no slow tests, few examples of each property: three minutes
+#   make examples                         every script of examples/, compared with eager training: ten minutes
 #   make test PYTHON=python3.12           the same, with another interpreter
 #   make test TORCH=torch==2.11.0         the same, with another torch
 #   make zoo JOBS=2                       every family of models, two at once; writes docs/models.md
@@ -28,18 +29,22 @@ ZOO    := $(VENV)/.zoo
 VISION := $(VENV)/torchvision
 LAID   := build/installed
 
-.PHONY: demo test test-fast lint bench zoo clean
+.PHONY: demo test test-fast examples lint bench zoo clean
 
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
 test: $(DONE)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not examples"
 
 # One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
 test-fast: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		-m "not inductor and not slow" --hypothesis-profile=fast
+
+# Every script of examples/ against eager training.
+examples: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/integrations/test_examples.py
 
 lint: $(DONE)
 	$(BIN)/python -m ruff check .

@@ -5,6 +5,7 @@
 The rooms, each of which uses only those below it (docs/architecture.md has the trip of a graph through them):
 
     cli          the command line
+    integrations what fits memgraph into other libraries, such as the Trainer's callback
     backend      the conductor: options and a Dynamo graph in, a compiled callable out
     verify       a rewritten graph held against the one before it
     passes       the decisions realised          (passes/ at the top of the repository)

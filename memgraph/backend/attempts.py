@@ -225,7 +225,7 @@ class Attempts:
             device=str(job.device),
             baseline=job.baseline,
             to_come=job.entry.to_come,
-            budget=None if limit is None else job.entry.lasting + wanted.reserve + limit,
+            budget=job.budget if limit is None else job.entry.lasting + wanted.reserve + limit,
             stages=job.stages(),
             notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes()),
             attempts=number,

@@ -70,7 +70,7 @@ class Meter:
         self.device, self.arguments, self.run = device, arguments, run
         self.forecasts: tuple[OptimizerForecast, ...] = ()
         self._levels: dict[Moment, tuple[int, int]] = {}  # the level, and what open launches held of it
-        self._forecast_for: tuple[int, int] | None = None
+        self._forecast_for: tuple[int, int, bool] | None = None
 
     def entry(self, args: Sequence[Any]) -> Entry:
         """The entry of a launch with these arguments."""
@@ -83,9 +83,12 @@ class Meter:
         else:
             level = allocated_bytes(self.device)
             self._levels[moment] = level, held
-        if self._forecast_for != (moment.generation, moment.standing):  # optimizers come and go between steps
-            self._forecast_for = (moment.generation, moment.standing)
-            self.look_ahead([args[place] for place in self.arguments.parameters])
+        parameters = [args[place] for place in self.arguments.parameters]
+        # Optimizers come and go between steps, and own no fake parameters, which DDP's buckets are compiled with.
+        seen = (moment.generation, moment.standing, any(map(compat.is_fake, parameters)))
+        if self._forecast_for != seen:
+            self._forecast_for = seen
+            self.look_ahead(parameters)
         return Entry(level, self.to_come, tuple(compat.size_hint(args[place]) for place in self.arguments.sizes))
 
     def exact(self, entry: Entry, args: Sequence[Any]) -> Entry:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+import warnings
 from typing import Protocol
 
+from memgraph.base.errors import PlanWarning
+from memgraph.base.sizes import format_size
 from memgraph.step.joint import Launch, Option, choose
 from memgraph.step.recording import Mark, Moment
 from memgraph.step.run import Launched, Run
@@ -138,6 +141,7 @@ class Rounds:
             launches = _launches(known, graphs, menus, first)
             places = choose(launches, room, PLANS)
             if places is None:
+                _warn(launches, room)
                 return ()
             picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
             compiled = [plan for plan in picked if isinstance(plan, Variant)]
@@ -149,6 +153,23 @@ class Rounds:
                 if isinstance(plan, Offer) and plan in graph.offers:
                     graph.realised(plan, launch.entry)
         return ()  # not reached: the last try has compiled plans alone
+
+
+def _warn(launches: list[Launch], room: int) -> None:
+    """Say that no choice of plans keeps a step within the room, and how much would do."""
+    low, high = room, 2 * room
+    while choose(launches, high, PLANS) is None and high < 64 * room:
+        high *= 2
+    while high - low > max(1, room // 512):
+        middle = (low + high) // 2
+        low, high = (low, middle) if choose(launches, middle, PLANS) is not None else (middle, high)
+    warnings.warn(
+        f"a step of {len(launches)} launches of compiled graphs does not stay within the budget of "
+        f"{format_size(room)} by any choice of their plans, as the last one was recorded: about {format_size(high)} "
+        "would do. They run at their lightest.",
+        PlanWarning,
+        stacklevel=2,
+    )
 
 
 Menu = list[tuple[Option, "Variant | Offer"]]

@@ -30,6 +30,7 @@ NAMES = {
     "torch._C._dispatch_get_all_op_names": "the nearest operator to a name that is none",
     "torch._C._profiler._EventType": "allocations among the profiler's events",
     "torch._C._profiler._ExperimentalConfig": "the profiler of a kernel's trial",
+    "torch._dynamo.OptimizedModule": "a model that is compiled already is not compiled again",
     "torch._dynamo.config": "dry runs trace anew",
     "torch._dynamo.convert_frame.compile_lock": "dry runs keep other threads' sizes",
     "torch._dynamo.exc.ShortenTraceback": "errors reach the user as they are",
@@ -361,3 +362,13 @@ def test_a_compiled_function_is_unwrapped():
     module = nn.Linear(2, 2)
     assert compat.uncompiled(torch.compile(module)) is module
     assert compat.uncompiled(torch.compile(products)) is products
+
+
+def test_a_compiled_module_is_told():
+    """A model is compiled in place once, and not where torch.compile has wrapped it."""
+    module = nn.Linear(2, 2)
+    assert compat.compiled_form(module) is None
+    wrapped = torch.compile(module, backend="eager")
+    assert compat.compiled_form(wrapped) is wrapped and compat.compiled_form(module) is None
+    module.compile(backend="eager")
+    assert compat.compiled_form(module) is not None

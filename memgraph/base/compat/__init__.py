@@ -41,6 +41,7 @@ from memgraph.base.compat.inductor import (
     mode_options,
 )
 from memgraph.base.compat.lowerings import lower_shards, lower_transfers, write_to_memory
+from memgraph.base.compat.modules import compiled_form
 from memgraph.base.compat.operators import (
     C_LINEAR,
     falls_back,
@@ -101,6 +102,7 @@ __all__ = [
     "captured",
     "compile_graph",
     "compile_id",
+    "compiled_form",
     "compiled_function_name",
     "compiled_node",
     "compiling_again",
