@@ -13,7 +13,7 @@ from memgraph.step.meter import Meter
 from memgraph.step.recording import Moment
 from memgraph.step.rounds import Rounds
 from memgraph.step.run import Launched
-from memgraph.step.variants import Entry, Offer, Variant
+from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
 # Plans that one graph keeps: another one pushes out the one that has not run for longest.
 VARIANTS = 4
@@ -43,6 +43,7 @@ class StepGraph:
         self.variants = [first]
         """The newest run last."""
         self.offers = list(first.offers)
+        self._in_vain: set[tuple[int, Sizes]] = set()
 
     def launch(self, *args: Any) -> Any:
         """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
@@ -88,9 +89,14 @@ class StepGraph:
         return min(fitting, key=_least, default=None)
 
     def _made(self, entry: Entry, args: Any) -> Variant:
-        made = self.maker.make(entry, args)
+        """A plan that is made for the launch; the lightest there is, where none can be made, which is tried once."""
+        place = entry.lasting, entry.sizes
+        made = None if place in self._in_vain else self.maker.make(entry, args)
         if made is None:
+            self._in_vain.add(place)
             return min(self.variants, key=_least)
+        if not made.fits(entry, self.room):  # its code cannot be read: another one would be no better
+            self._in_vain.add(place)
         self._keep(made)
         return made
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from memgraph.planner.decisions import Timeline
 
 Sizes = tuple[int, ...]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +85,7 @@ class Variant:
     envelopes: dict[Sizes, Envelope]
     """What was read from the generated code, by the sizes that it was read for."""
     read: Callable[[Sizes], Envelope] | None = None
-    """Reads the envelope for other sizes from the generated code; None where there is none to read.
-
-    Raises NotReadable, or what reading raises.
-    """
+    """Reads the envelope for other sizes from the generated code; None where there is none to read."""
     offers: tuple[Offer, ...] = ()
     """Other plans that the graph could have."""
 
@@ -101,7 +101,11 @@ class Variant:
             return min(within, key=lambda envelope: envelope.peak)
         if self.read is None:
             return None
-        found = self.envelopes[sizes] = self.read(sizes)
+        try:
+            found = self.envelopes[sizes] = self.read(sizes)
+        except Exception:  # generated code that cannot be read with these sizes: a launch must not die of it
+            _logger.debug("what a plan takes with sizes %s is not known", sizes, exc_info=True)
+            return None
         return found
 
     def fits(self, entry: Entry, room: int) -> bool:

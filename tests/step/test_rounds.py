@@ -121,6 +121,23 @@ def test_what_is_dropped_is_not_kept_alive():
     assert all("graph" in found for found in referrers if isinstance(found, dict))  # its maker, and this test
 
 
+def test_a_plan_that_cannot_be_made_is_tried_once_for_a_level():
+    world = World(100 * KIB)
+    loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
+    tried = []
+
+    class NoMaker:
+        def make(self, entry, args):
+            tried.append(entry)
+
+    loss.maker = NoMaker()
+    state = world.device.hold(80 * KIB)
+    for _ in range(3):
+        step(world, [loss])
+    assert len(tried) == 1
+    del state
+
+
 plans = st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 40), st.integers(1, 9)).map(
     lambda drawn: plan(drawn[0] + drawn[1], drawn[1], drawn[1] + drawn[2], float(drawn[3]))
 )

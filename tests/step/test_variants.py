@@ -61,3 +61,11 @@ def test_arguments_that_tell_of_a_launch():
 @pytest.mark.parametrize("lasting", [(5, 0), (3, 2), (0, 5)])
 def test_the_lasting_level(lasting):
     assert Entry(*lasting).lasting == 5
+
+
+def test_code_that_cannot_be_read_ends_no_run():
+    def read(sizes):
+        raise ValueError("no")
+
+    variant = Variant(print, 1.0, {(8,): Envelope(80, 0, 80)}, read)
+    assert variant.envelope((9,)) is None and not variant.fits(Entry(0, 0, (9,)), 1000)
