@@ -56,6 +56,8 @@ def verdict(result: Result) -> str:
         return "; ".join(wrong)
     if len(result["rows"]) < 2:
         return "nothing was measured"
+    if not result.get("complete", True):
+        return f"not finished: {len(result['rows']) - 1} columns, right so far"
     return f"{FINE}, {len(result['rows']) - 1} columns"
 
 

@@ -150,3 +150,8 @@ def test_the_page_says_what_is_wrong():
     assert "**0 of 2 families are right.** Of 2 accepted budgets 1 were kept" in text
     assert "- llama: 60%: 100 bytes over the budget" in text
     assert "- wan: past the limit of 5 s" in text
+
+
+def test_a_family_that_was_cut_short_is_not_right():
+    text = zoo_page.page({"llama": measured() | {"complete": False}})
+    assert "**0 of 1 families are right.**" in text and "- llama: not finished: 3 columns, right so far" in text
