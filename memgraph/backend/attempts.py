@@ -11,8 +11,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
@@ -22,6 +20,7 @@ from memgraph.backend.outcome import budget_error, build_report, found_again, wi
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
 from memgraph.backend.unplanned import unplanned_timeline
+from memgraph.base import compat
 from memgraph.base.errors import GraphError, OffloadError
 from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
@@ -198,7 +197,7 @@ class Attempts:
     def _variant(self, compiled: Any, plan: Accepted, graphs: Sequence[Graph] = ()) -> Variant:
         """graphs: what was lowered, to be read with other sizes; none after a warm cache."""
         job, kernels = self.job, self.kernels
-        symbols = [given.node.expr for given in job.inputs if isinstance(given, torch.SymInt)]
+        symbols = [given.node.expr for given in job.inputs if compat.is_size(given)]
         device, retained = job.device.type, job.options.retain_graph
 
         def read(sizes: Sizes) -> Envelope:  # it must not know the job, whose inputs are the user's tensors

@@ -10,8 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from memgraph.backend.attempts import Attempts
 from memgraph.backend.inductor import Job
 from memgraph.backend.progress import Progress
@@ -48,13 +46,14 @@ class Launching:
 
         Raises BudgetError, OffloadError, and whatever stands in the way of a plan.
         """
+        self.meter.run.stop_recording()  # kernels are tried while a graph is planned, which a profiler would forbid
         if self.job.options.budget is None or isinstance(self.job.options.budget, float):
             return self.attempts(self.job).run().call  # no level of memory decides about such a plan
         self.known = compat.captured(self.job.gm, self.job.inputs)
         self.ends = compat.returns_a_loss(self.job.gm)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
         self.states = self.meter.made
-        bounds = tuple(compat.largest(given) or 0 for given in self.job.inputs if isinstance(given, torch.SymInt))
+        bounds = tuple(compat.largest(given) or 0 for given in self.job.inputs if compat.is_size(given))
         if any(bounds):  # the user has said how large they get: one plan for all of them, if that can be
             sizes = tuple(bound or size for bound, size in zip(bounds, entry.sizes, strict=True))
             with contextlib.suppress(BudgetError):
@@ -93,7 +92,7 @@ class Launching:
         largest = tuple(max(sizes) for sizes in zip(entry.sizes, *self.sizes, strict=True))
         if largest in self.sizes:
             return entry
-        bounds = [compat.largest(given) for given in self.known.inputs if isinstance(given, torch.SymInt)]
+        bounds = [compat.largest(given) for given in self.known.inputs if compat.is_size(given)]
         grown = (
             size if any(size <= known[place] for known in self.sizes) else min(2 * size, bounds[place] or 2 * size)
             for place, size in enumerate(largest)
@@ -114,6 +113,7 @@ class Launching:
 
     def _compiled(self, purpose: Purpose) -> Variant | None:
         assert self.known is not None and purpose.entry is not None
+        self.meter.run.stop_recording()
         job = dataclasses.replace(self.job, gm=self.known.copy())
         try:
             with compat.compiling_again(self.known):

@@ -6,8 +6,6 @@ import dataclasses
 import time
 from typing import Any
 
-import torch
-
 from memgraph.backend.before_autograd import before_autograd
 from memgraph.backend.budget import Bound, bound_of, budget_on
 from memgraph.backend.destinations import tiers
@@ -72,7 +70,7 @@ class TrainingJob(Job):
     @property
     def sizes(self) -> dict[Any, int] | None:
         """The launch's symbolic sizes, by symbol; None where they are those that the graph was captured with."""
-        symbolic = [given for given in self.inputs if isinstance(given, torch.SymInt)]
+        symbolic = [given for given in self.inputs if compat.is_size(given)]
         if self.entry.sizes == tuple(map(compat.size_hint, symbolic)):
             return None
         return dict(zip((given.node.expr for given in symbolic), self.entry.sizes, strict=True))

@@ -29,7 +29,7 @@ class Arguments:
     def of(cls, inputs: Sequence[Any]) -> Arguments:
         """The places among the inputs that Dynamo gives to its backend."""
         return cls(
-            tuple(place for place, given in enumerate(inputs) if isinstance(given, torch.SymInt)),
+            tuple(place for place, given in enumerate(inputs) if compat.is_size(given)),
             tuple(
                 place
                 for place, given in enumerate(inputs)

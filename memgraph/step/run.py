@@ -118,7 +118,10 @@ class Run:
         node.register_hook(ends)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer has stepped: what it allocates is no part of a round."""
+        """An optimizer has stepped: what it allocates is no part of a round. A rehearsal's twin does not count."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if parameters and compat.is_fake(parameters[0]):
+            return
         self.stop_recording()
         states = len(optimizer.state)
         with self._lock:

@@ -84,7 +84,7 @@ from memgraph.base.compat.scheduler import (
     run_after,
     scheduler_pass_base,
 )
-from memgraph.base.compat.sizes import computed_size, largest, number_at, size_at, size_hint, symbol_of
+from memgraph.base.compat.sizes import computed_size, is_size, largest, number_at, size_at, size_hint, symbol_of
 from memgraph.base.compat.trace import trace_artifact
 
 __all__ = [
@@ -125,6 +125,7 @@ __all__ = [
     "inner_compile",
     "invoke_subgraph",
     "is_fake",
+    "is_size",
     "is_written",
     "largest",
     "lower_shards",

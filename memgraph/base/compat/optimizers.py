@@ -31,10 +31,11 @@ def bare_step(kind: type) -> Callable[[Any], object]:
 
 
 def hooks_all_steps() -> bool:
-    """Whether a hook is registered for the steps of all optimizers."""
+    """Whether a hook of somebody else is registered for the steps of all optimizers."""
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-    return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("memgraph.") for hook in hooks)
 
 
 def foreach_by_default(step: Any, parameters: list[Any], group: dict[str, Any]) -> bool:

@@ -43,6 +43,13 @@ def number_at(number: Any, values: Mapping[Any, int] | None = None) -> int | Non
     return size_at(number, values) if isinstance(number, int) or not number.node.is_nested_int() else None
 
 
+def is_size(given: Any) -> bool:
+    """Whether an input of a graph is a symbolic size; the ragged dimension of a jagged nested tensor is none."""
+    import torch
+
+    return isinstance(given, torch.SymInt) and not given.node.is_nested_int()
+
+
 def largest(size: Any) -> int | None:
     """The largest value that a symbolic size may have, as `torch._dynamo.mark_dynamic(max=...)` says it; or None."""
     expression = size.node.expr
