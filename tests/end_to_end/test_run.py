@@ -134,13 +134,14 @@ def test_layers_that_are_compiled_one_by_one_share_a_budget():
     again = model(4)
     for block in again:
         block.compile(backend="memgraph", options={"budget": budget})
-    for number in range(2):  # not measured: the run measures itself
+    for number in range(3):  # not measured: the run measures itself
         loss = again(x).square().mean()
         assert loss.item() == pytest.approx(wanted, rel=1e-5), number
         loss.backward()
         again.zero_grad()
         del loss
     module.to("meta")  # it would count
+    run.current().stop_recording()  # as an optimizer's step does: a process has one profiler
     peak, _ = measured(lambda: again(x).square().mean().backward())
     assert peak <= budget
     assert len(memgraph.report().decisions) > 0
