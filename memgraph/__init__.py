@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from memgraph.base.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
 from memgraph.machine.hardware import Hardware
-from memgraph.machine.measure import measure_peak
 from memgraph.reporting.log import report, reports
 from memgraph.reporting.report import Report
+from memgraph.step.run import measure_peak
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan

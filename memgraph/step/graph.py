@@ -59,7 +59,7 @@ class StepGraph:
         self._use(variant)
         launch.envelope = variant.envelope(entry.sizes)
         # Whoever ends a round alone has nothing to agree upon with others.
-        if len(run.round) == 1 and not self.ends and self.rounds.learns():
+        if len(run.round) == 1 and not self.ends and self.rounds.learns(self, launch):
             run.record(self.meter.device)
         run.mark(launch, Moment.FORWARD)
         outputs = variant.call(*args)

@@ -48,7 +48,7 @@ class Arguments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class Situation:
     """What decides the level of an entry, as far as it can be known without counting."""
 
     depth: int
@@ -63,29 +63,29 @@ class Meter:
     """Reads the world at the entry of a graph's launches.
 
     On CUDA the level is the caching allocator's counter. On the CPU there is none, and counting the tensors that Python
-    can see takes as long as a pass of the garbage collector: it is counted once for each moment.
+    can see takes as long as a pass of the garbage collector: it is counted once for each situation.
     """
 
     def __init__(self, device: torch.device, arguments: Arguments, run: Run) -> None:
         self.device, self.arguments, self.run = device, arguments, run
         self.forecasts: tuple[OptimizerForecast, ...] = ()
-        self._levels: dict[Moment, tuple[int, int]] = {}  # the level, and what open launches held of it
+        self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
         self._forecast_for: tuple[int, int, bool] | None = None
 
     def entry(self, args: Sequence[Any]) -> Entry:
         """The entry of a launch with these arguments."""
-        moment, held = self._moment(args), self.run.held()
+        situation, held = self._situation(args), self.run.held()
         if self.device.type == "cuda":
             level = allocated_bytes(self.device)
-        elif moment in self._levels:
-            counted, then = self._levels[moment]
+        elif situation in self._levels:
+            counted, then = self._levels[situation]
             level = counted + held - then  # other plans hold more or less
         else:
             level = allocated_bytes(self.device)
-            self._levels[moment] = level, held
+            self._levels[situation] = level, held
         parameters = [args[place] for place in self.arguments.parameters]
         # Optimizers come and go between steps, and own no fake parameters, which DDP's buckets are compiled with.
-        seen = (moment.generation, moment.standing, any(map(compat.is_fake, parameters)))
+        seen = (situation.generation, situation.standing, any(map(compat.is_fake, parameters)))
         if self._forecast_for != seen:
             self._forecast_for = seen
             self.look_ahead(parameters)
@@ -95,11 +95,11 @@ class Meter:
         """The same entry, counted after the garbage of reference cycles is gone."""
         gc.collect()
         level = allocated_bytes(self.device)
-        self._levels[self._moment(args)] = level, self.run.held()
+        self._levels[self._situation(args)] = level, self.run.held()
         return dataclasses.replace(entry, level=level)
 
-    def _moment(self, args: Sequence[Any]) -> Moment:
-        return Moment(self.run.depth(), self.arguments.standing(args), self.run.generation)
+    def _situation(self, args: Sequence[Any]) -> Situation:
+        return Situation(self.run.depth(), self.arguments.standing(args), self.run.generation)
 
     def look_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
         """Find the optimizers that own the parameters, and what they will allocate."""

@@ -23,13 +23,14 @@ TRIES = 3
 NOTHING = 1 << 50
 # Rounds that are remembered: with gradients and without, of training and of a second loss.
 KEPT = 8
-# A level that lies this share of the room above the expected one is not the expected one.
-TOLERANCE = 1 / 256
+# A round is planned for levels that are this share of the room higher than they were, where that can be: a few bytes
+# more are no other round.
+SLACK = 1 / 256
 
 _logger = logging.getLogger(__name__)
 
 
-class Planned(Protocol):
+class PlannedGraph(Protocol):
     """A graph with its plans: a StepGraph."""
 
     room: int
@@ -67,11 +68,11 @@ class Rounds:
         self._tried: set[tuple[int, ...]] = set()
         self._learned: dict[tuple[int, Sizes], Known] = {}
 
-    def learns(self) -> bool:
-        """Whether the levels of the present round are still of use."""
-        return not self._present
+    def learns(self, graph: PlannedGraph, launch: Launched) -> bool:
+        """Whether the round that a launch begins is not known yet."""
+        return not self._present and (id(graph), launch.entry.sizes) not in self._learned
 
-    def chosen(self, graph: Planned, launch: Launched) -> Variant | None:
+    def chosen(self, graph: PlannedGraph, launch: Launched) -> Variant | None:
         """The plan that was chosen for a launch; None where the round is not known, or goes another way now."""
         number = len(self.run.round) - 1
         if number == 0:
@@ -79,9 +80,8 @@ class Rounds:
             self._present = self._known(graph, launch) or self._planned(graph, launch)
         if number < len(self._present):
             found = self._present[number]
-            expected = found.level + int(graph.room * TOLERANCE)
             same = found.graph == id(graph) and found.sizes == launch.entry.sizes
-            if same and launch.entry.lasting <= expected and found.variant in graph.variants:
+            if same and launch.entry.lasting <= found.level and found.variant in graph.variants:
                 return found.variant
         self._forget()
         return None
@@ -94,7 +94,7 @@ class Rounds:
             self._tried.clear()
             self._present = ()
 
-    def _known(self, graph: Planned, launch: Launched) -> tuple[Chosen, ...]:
+    def _known(self, graph: PlannedGraph, launch: Launched) -> tuple[Chosen, ...]:
         """The round that begins with a graph at such a level: of several the one for the lowest level."""
         fitting = [
             chosen
@@ -105,15 +105,15 @@ class Rounds:
         ]
         return min(fitting, key=lambda chosen: chosen[0].level, default=())
 
-    def _planned(self, graph: Planned, first: Launched) -> tuple[Chosen, ...]:
+    def _planned(self, graph: PlannedGraph, first: Launched) -> tuple[Chosen, ...]:
         """Choose the plans of a round like the last one; () where the last one tells nothing, or none were chosen."""
         known = self._learned.get((id(graph), first.entry.sizes), [])
-        graphs: list[Planned] = [other for launch, _ in known if (other := launch.graph()) is not None]
+        graphs: list[PlannedGraph] = [other for launch, _ in known if (other := launch.graph()) is not None]
         if not known or len(graphs) < len(known) or any(other.room != graph.room for other in graphs):
             return ()
         if len(known) == 1 and graph.ends:
             return ()
-        name = (first.entry.lasting // max(1, graph.room // 128), *map(id, graphs))
+        name = (first.entry.lasting // max(1, int(graph.room * SLACK)), *map(id, graphs))
         if name in self._tried:  # it is not tried at every step
             return ()
         self._tried.add(name)
@@ -125,28 +125,37 @@ class Rounds:
         return chosen
 
     def _learn(self) -> None:
-        """Remember the round that has ended, if all of it was recorded."""
+        """Remember the round that has ended, if all of it was recorded; forget one of which it was another way."""
         last = self.run.last
+        if not last:
+            return
+        place = id(last[0].graph()), last[0].entry.sizes
+        known = [launch.graph() for launch, _ in self._learned.get(place, [])]
+        if known and known != [launch.graph() for launch in last]:
+            del self._learned[place]
         found = [
             (launch, launch.envelope)
             for launch in last
             if launch.envelope is not None and Moment.FORWARD in launch.marks
         ]
-        if last and len(found) == len(last):
-            self._learned[id(last[0].graph()), last[0].entry.sizes] = found
+        if len(found) == len(last):
+            self._learned[place] = found
 
-    def _choose(self, known: Known, graphs: list[Planned], first: Launched, room: int) -> tuple[Chosen, ...]:
+    def _choose(self, known: Known, graphs: list[PlannedGraph], first: Launched, room: int) -> tuple[Chosen, ...]:
         for attempt in range(TRIES + 1):
             menus = {id(graph): _menu(graph, known, offers=attempt < TRIES) for graph in graphs}
             launches = _launches(known, graphs, menus, first)
-            places = choose(launches, room, PLANS)
+            slack = int(room * SLACK)
+            places = choose(launches, room - slack, PLANS)
+            if places is None:
+                slack, places = 0, choose(launches, room, PLANS)
             if places is None:
                 _warn(launches, room)
                 return ()
             picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
             compiled = [plan for plan in picked if isinstance(plan, Variant)]
             if len(compiled) == len(picked):
-                levels = _levels(launches, places)
+                levels = (level + slack for level in _levels(launches, places))
                 sizes = (launch.entry.sizes for launch, _ in known)
                 return tuple(map(Chosen, map(id, graphs), compiled, levels, sizes))
             for graph, plan, (launch, _) in zip(graphs, picked, known, strict=True):
@@ -175,7 +184,7 @@ def _warn(launches: list[Launch], room: int) -> None:
 Menu = list[tuple[Option, "Variant | Offer"]]
 
 
-def _menu(graph: Planned, known: Known, *, offers: bool) -> Menu:
+def _menu(graph: PlannedGraph, known: Known, *, offers: bool) -> Menu:
     """The plans of a graph, compiled ones first.  offers: also those that are not compiled."""
     sizes = next(launch.entry.sizes for launch, _ in known if launch.graph() is graph)
     found: Menu = []
@@ -188,7 +197,7 @@ def _menu(graph: Planned, known: Known, *, offers: bool) -> Menu:
     return found
 
 
-def _launches(known: Known, graphs: list[Planned], menus: dict[int, Menu], first: Launched) -> list[Launch]:
+def _launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu], first: Launched) -> list[Launch]:
     """The round as `choose` takes it: levels without what the plans of the last round held."""
     higher = first.entry.lasting - known[0][0].entry.lasting
     held = [envelope.held for _, envelope in known]

@@ -10,12 +10,14 @@ import dataclasses
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memgraph.base import compat
+from memgraph.machine import measure
 from memgraph.step.recording import CpuRecorder, CudaRecorder, Mark, Moment, recorder
 from memgraph.step.variants import Entry, Envelope
 
@@ -139,3 +141,10 @@ def current() -> Run:
     run = Run()
     register_optimizer_step_post_hook(run.stepped)
     return run
+
+
+@functools.wraps(measure.measure_peak)
+def measure_peak(fn: Callable[[], object], device: measure.Device = None) -> int:
+    if current.cache_info().currsize:  # a process has one profiler: what is being recorded ends here
+        current().stop_recording()
+    return measure.measure_peak(fn, device)

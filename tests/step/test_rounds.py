@@ -51,6 +51,20 @@ def test_the_first_round_is_the_tightest_and_the_next_one_uses_the_budget():
     assert len(world.run.last) == 5
 
 
+def test_a_few_bytes_more_are_no_other_round():
+    """Neither are its plans chosen anew, nor does it fall back to the lightest, nor is it recorded again."""
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    for _ in range(2):
+        step(world, graphs)
+    peak, made = step(world, graphs), world.made
+    for more in (100, 200, 300):
+        trifle = world.device.hold(more)
+        assert step(world, graphs) == peak + more <= 130 * KIB
+        assert world.made == made and not world.run.round[0].marks
+        del trifle
+
+
 def test_late_layers_keep_and_early_ones_do_not():
     world = World(100 * KIB)
     graphs = layers(world, 4)
