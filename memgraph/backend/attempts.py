@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from memgraph.backend.budget import Bound, nested_note
@@ -32,6 +32,8 @@ from memgraph.step.variants import Envelope, Sizes, Variant
 ATTEMPTS = 4
 # Times that a graph is planned anew because others took the room of a tier meanwhile.
 REPLANNED = 3
+# A step that takes at most this many times as long as Inductor's own is not worth another compilation.
+PLAIN = 1.01
 # Added to the smallest budget that an error names: the baseline of the next compilation may hold a few small tensors
 # more (Dynamo keeps the random generator's state, 5,056 bytes, while a traceback of a failed compilation lives).
 SLACK = 64 * 1024
@@ -159,7 +161,7 @@ class Attempts:
                 record(found.report)
                 accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
                 place.write(accepted)
-                return self._variant(found.compiled, accepted, lowered.graphs), found.tier_bytes
+                return self._variant(found.compiled, accepted, lowered), found.tier_bytes
             step = step.after(found, limit)
         raise self._error(wanted, tried, lowest)
 
@@ -187,27 +189,30 @@ class Attempts:
     def _found_again(self, compiled: Any, kept: Accepted | None) -> tuple[Variant, Mapping[str, int]]:
         """Record the report of a plan that came from warm caches; returns the graph and what it needs of each tier."""
         if kept is None:  # nothing is differentiated
-            return Variant(compiled, 0.0, {self.job.entry.sizes: Envelope()}), {}
+            return Variant(compiled, 0.0, {self.job.entry.sizes: Envelope()}, plain=True), {}
         job = self.job
         to_come = job.entry.to_come
         report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
         record(dataclasses.replace(report, stages=job.stages()))
         return self._variant(compiled, kept), kept.tier_bytes
 
-    def _variant(self, compiled: Any, plan: Accepted, graphs: Sequence[Graph] = ()) -> Variant:
-        """graphs: what was lowered, to be read with other sizes; none after a warm cache."""
-        job, kernels = self.job, self.kernels
+    def _variant(self, compiled: Any, plan: Accepted, lowered: Lowered | None = None) -> Variant:
+        """lowered: to be read with other sizes; None after a warm cache."""
+        job, kernels, report = self.job, self.kernels, plan.report
+        graphs = [] if lowered is None else lowered.graphs
+        dropped = () if lowered is None else lowered.partitioner.planned[-1].dropped
         symbols = [given.node.expr for given in job.inputs if compat.is_size(given)]
         device, retained = job.device.type, job.options.retain_graph
 
         def read(sizes: Sizes) -> Envelope:  # it must not know the job, whose inputs are the user's tensors
             with kernel_scratch.looking_up(kernels):
                 values = dict(zip(symbols, sizes, strict=True))
-                return Envelope.of(read_step(list(graphs), device, retained=retained, sizes=values))
+                return Envelope.of(read_step(graphs, device, retained=retained, sizes=values, dropped=dropped))
 
-        known = {job.entry.sizes: Envelope.of(plan.report.timeline)}
+        known = {job.entry.sizes: Envelope.of(report.timeline)}
         again = read if graphs and symbols else None
-        return Variant(compiled, plan.report.predicted_time, known, again, plan.offers)
+        plain = report.predicted_time <= PLAIN * report.unplanned_time
+        return Variant(compiled, report.predicted_time, known, again, plan.offers, job.purpose.dropped, plain)
 
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
@@ -245,15 +250,19 @@ class Attempts:
     ) -> tuple[Timeline | None, tuple[str, ...]]:
         """What Inductor's wrappers allocate with some sizes; or None and a note."""
         try:
-            return read_step(graphs, self.job.device.type, retained=planned.facts.retained, sizes=sizes), ()
+            device, retained = self.job.device.type, planned.facts.retained
+            return read_step(graphs, device, retained=retained, sizes=sizes, dropped=planned.dropped), ()
         except NotReadable as problem:
             return None, (f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}",)
 
     def _notes(self) -> tuple[str, ...]:
         """What the report says of the figures."""
+        dropped = self.job.purpose.dropped
+        told = (f"outputs {list(dropped)} are not held until the backward: their caller drops them",) if dropped else ()
         if self.job.device.type != "cpu":
-            return self.kernels.notes
+            return (*told, *self.kernels.notes)
         return (
+            *told,
             "the baseline counts the tensors that Python can see; the CPU has no allocator statistics",
             *self.kernels.notes,
         )

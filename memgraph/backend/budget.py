@@ -40,6 +40,10 @@ class Bound:
     """The plan with this peak, which leaves so many bytes until the backward, both by the sweep."""
     offers: bool = False
     """Whether other plans of the graph are listed, for a choice together with other graphs."""
+    dropped: tuple[int, ...] = ()
+    """Positions of outputs of Dynamo's graph that the user does not hold any more when the backward begins."""
+    outputs: int = 0
+    """How many outputs Dynamo's graph has."""
 
     def above_baseline(self, unplanned: int) -> int | None:
         """Bytes above the baseline that the step may reach; None for no bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class Job:
     progress: Progress
     name: str
     """The function's name and Dynamo's number, for messages and the report."""
+    compile_one: Callable[[], Any] = dataclasses.field(default=compat.inner_compile, kw_only=True)
+    """Returns what compiles one graph of the split, as `compile_fx` calls it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
         patches["_pre_fusion_custom_pass"] = order
     if not cache:
         patches["force_disable_caches"] = True
-    stock = compat.inner_compile()
+    stock = job.compile_one()
 
     def inner(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
         phase = "backward" if kwargs.get("is_backward") else "forward"
@@ -139,12 +141,18 @@ def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
 
 
 def read_step(
-    graphs: list[Graph], device: str, *, retained: bool = False, sizes: Mapping[Any, int] | None = None
+    graphs: list[Graph],
+    device: str,
+    *,
+    retained: bool = False,
+    sizes: Mapping[Any, int] | None = None,
+    dropped: Collection[int] = (),
 ) -> Timeline:
     """What one forward and backward of the outermost graph allocate, by Inductor's wrappers.
 
     retained: saved values outlive the backward.  sizes: values of symbolic sizes, by symbol; without, those that were
-    seen when the graph was captured.  Raises NotReadable where a wrapper's effect on memory is not known.
+    seen when the graph was captured.  dropped: positions of the forward's outputs that the user drops before the
+    backward begins.  Raises NotReadable where a wrapper's effect on memory is not known.
     """
     found = {graph.phase: graph for graph in graphs}
     sources = {phase: graph.source for phase, graph in found.items() if graph.source}
@@ -154,8 +162,8 @@ def read_step(
     forward = read_wrapper(sources["forward"], inputs_of(first.inputs, sizes=sizes), "forward", device=device)
     given = inputs_of(second.inputs, sizes=sizes)
     links = saved_by_name(first.outputs, given)
-    held = min(links.values(), default=len(first.outputs))  # what is saved stands behind what the user gets
-    inputs = saved_inputs(given, forward, links, held=held)
+    users = range(min(links.values(), default=len(first.outputs)))  # what is saved stands behind what the user gets
+    inputs = saved_inputs(given, forward, links, held=[position for position in users if position not in dropped])
     if retained:  # autograd keeps them until the graph goes
         inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
-    return step_timeline(forward, read_wrapper(sources["backward"], inputs, "backward", device=device), links)
+    return step_timeline(forward, read_wrapper(sources["backward"], inputs, "backward", device=device), links, dropped)

@@ -54,6 +54,8 @@ class Planned:
     """Bytes above the baseline that were asked for, before the margin."""
     refusals: tuple[Refusal, ...]
     num_fwd_outputs: int
+    dropped: tuple[int, ...]
+    """Positions of the forward's outputs that the user drops before the backward begins."""
     unplanned: Timeline
     """A step of the graph without tiles, as Inductor partitions it."""
     unplanned_seconds: float
@@ -127,6 +129,8 @@ class _Planning:
     tiers: Tiers
     stock_args: dict[str, Any]
     """What Inductor hands to a partitioner besides the graph and its inputs."""
+    dropped: tuple[int, ...]
+    """Positions of the forward's outputs that the user drops before the backward begins."""
 
     def variant(self, joint: Joint, tiles: tuple[Decision, ...], shards: Shards) -> _Variant:
         """Facts of a joint graph, which is rewritten in place as Inductor's own partitioner does."""
@@ -144,6 +148,7 @@ class _Planning:
             granularity=512 if self.hardware.device == "cuda" else 1,
             retained=options.retain_graph,
             repeatable=options.repeatable,
+            dropped=self.dropped,
         )
         facts = send_away(price_fusion(facts, self.hardware), options.rules)
         planner = Planner(
@@ -249,12 +254,21 @@ class _Planning:
             bound=wanted,
             refusals=refused,
             num_fwd_outputs=variant.joint.num_fwd_outputs,
+            dropped=self.dropped,
             unplanned=timeline(plain.facts, plain.planner.stock),
             unplanned_seconds=plain.seconds,
             seconds=choice.seconds,
             offers=self.offers(variant, chosen) if self.bound.offers else (),
             full=full,
         )
+
+
+def _dropped(bound: Bound, num_fwd_outputs: int) -> tuple[int, ...]:
+    """What the user drops of the forward's outputs; nothing where it is not known which of them the user gets."""
+    first = compat.first_users_output(bound.outputs) if bound.dropped else None
+    if first is None or first + bound.outputs != num_fwd_outputs:
+        return ()
+    return tuple(first + position for position in bound.dropped)
 
 
 def copied(joint: Joint) -> Joint:
@@ -279,7 +293,8 @@ def plan_partition(
     given = Joint(joint, stock_args["num_fwd_outputs"], static_inputs)
     # What needs no plan of its own: nothing is tiled yet.
     given = rewrite(given, passes.JOINT, TilePlan(), check_joint if options.verify else None).graphs
-    planning = _Planning(joint_inputs, options, hardware, bound, tiers, stock_args)
+    dropped = _dropped(bound, given.num_fwd_outputs)
+    planning = _Planning(joint_inputs, options, hardware, bound, tiers, stock_args, dropped)
     tiling = Tiling(given, options, hardware.device)
     # Each variant has a copy of its own: the graphs with tiles are made of the joint graph as it came.
     plain = planning.variant(copied(given) if tiling.groups else given, (), (1,) * len(tiling.groups))

@@ -20,6 +20,7 @@ from memgraph.base.sizes import format_size
 from memgraph.step import run
 from memgraph.step.graph import StepGraph
 from memgraph.step.meter import Arguments, Meter
+from memgraph.step.returned import Dropped
 from memgraph.step.rounds import Rounds
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
@@ -75,16 +76,17 @@ class Launching:
         self.graph = StepGraph(first, room, self.meter, _rounds(), self, ends=self.ends)
         return called(self.graph)
 
-    def make(self, entry: Entry, args: Sequence[Any]) -> Variant | None:
+    def make(self, entry: Entry, args: Sequence[Any], dropped: Dropped = ()) -> Variant | None:
         """The graph compiled for a launch; None where it cannot be planned anew, which a warning says.
 
+        dropped: the outputs that the caller drops before the backward.
         A size beyond all that were seen is taken for one of many to come: the plan is made for twice as much, where
         that can be. Raises BudgetError where no plan keeps the budget there, and OffloadError.
         """
         if (roomy := self._for_more(entry)) != entry:
             with contextlib.suppress(BudgetError):
-                return self._planned(roomy, args)
-        return self._planned(entry, args)
+                return self._planned(roomy, args, dropped)
+        return self._planned(entry, args, dropped)
 
     def _for_more(self, entry: Entry) -> Entry:
         """The same entry with twice the size, where a size is beyond those that plans were made for."""
@@ -103,9 +105,10 @@ class Launching:
         """The graph compiled by a plan that was offered; None where it cannot be, which a warning says."""
         return self._compiled(Purpose(entry, self.budget, offer=offer))
 
-    def _planned(self, entry: Entry, args: Sequence[Any]) -> Variant | None:
+    def _planned(self, entry: Entry, args: Sequence[Any], dropped: Dropped) -> Variant | None:
+        scale, tightest = self._scale(entry.sizes), not self.ends
         try:
-            made = self._compiled(Purpose(entry, self.budget, self._scale(entry.sizes), tightest=not self.ends))
+            made = self._compiled(Purpose(entry, self.budget, scale, tightest=tightest, dropped=dropped))
         except BudgetError as error:
             raise error.since_it_was_planned(self._grown(entry, args)) from error.__cause__
         self.sizes.append(entry.sizes)

@@ -30,8 +30,8 @@ class Kept(Protocol):
 
 
 def _bound(record: Mapping[str, Any]) -> Bound:
-    offer = record["offer"]
-    return Bound(**{**record, "offer": None if offer is None else tuple(offer)})
+    offer, dropped = record["offer"], tuple(record["dropped"])
+    return Bound(**{**record, "offer": None if offer is None else tuple(offer), "dropped": dropped})
 
 
 @dataclasses.dataclass(frozen=True)

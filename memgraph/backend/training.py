@@ -18,6 +18,7 @@ from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
 from memgraph.planner.offload import Tiers
 from memgraph.step.graph import OTHERS
+from memgraph.step.returned import Dropped
 from memgraph.step.variants import Entry, Offer
 
 # The level of an entry is rounded up to this share of the budget.
@@ -43,6 +44,8 @@ class Purpose:
     """List other plans, for a choice together with other graphs."""
     offer: Offer | None = None
     """A plan that was offered, and no other."""
+    dropped: Dropped = ()
+    """Outputs that the user does not hold any more when the backward begins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +96,11 @@ class TrainingJob(Job):
             bound = dataclasses.replace(bound, bytes=int((bound.bytes - reserve) * purpose.scale) + reserve)
         ample = self.budget // AMPLE if purpose.tightest else 0
         others = OTHERS if purpose.tightest else 0
-        return dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers)
+        bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers)
+        if not purpose.dropped:
+            return bound
+        outputs = len(self.gm.graph.output_node().args[0])
+        return dataclasses.replace(bound, dropped=purpose.dropped, outputs=outputs)
 
     @property
     def limit(self) -> int | None:

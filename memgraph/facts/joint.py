@@ -45,6 +45,13 @@ class JointFacts:
     """By region, its name, in the order of the forward."""
     retained: bool = False
     """Whether saved values outlive the backward (`retain_graph=True`)."""
+    dropped: tuple[int, ...] = ()
+    """Those of `forward_outputs` that the user does not hold any more when the backward begins."""
+
+    @property
+    def held_outputs(self) -> frozenset[int]:
+        """The storages that the user holds until the backward has run, by the values that own them."""
+        return frozenset(self.values[i].storage for i in self.forward_outputs if i not in self.dropped)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +74,14 @@ def read_joint(
     granularity: int = 1,
     retained: bool = False,
     repeatable: Sequence[str] = (),
+    dropped: Sequence[int] = (),
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
     pins: by node name, those that are not the user's own tags.
     repeatable: patterns of the operators that the user has declared to be so.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
+    dropped: positions of outputs of the forward that the user drops before the backward begins.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
     sides = _sides(nodes, stock_backward)
@@ -111,6 +120,7 @@ def read_joint(
         stock_saved=frozenset(place[node] for node in nodes if node.name in saved),
         region_names=tuple(region.name for region in found),
         retained=retained,
+        dropped=tuple(place[outputs[i]] for i in dropped if isinstance(outputs[i], fx.Node)),
     )
 
 

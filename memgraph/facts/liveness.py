@@ -38,6 +38,8 @@ class Program:
     """(slot, step): the slot's storage stands at least until that step is done, since it is copied to another tier."""
     loads: frozenset[int] = frozenset()
     """The steps that bring a value back from another tier; they read nothing here."""
+    dropped: frozenset[int] = frozenset()
+    """Those of `outputs` whose storage goes soon after the program."""
     settled: frozenset[int] = frozenset()
     """The slots that are written to memory whatever reads them: sums of a gradient, so that their parts go."""
 

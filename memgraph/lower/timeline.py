@@ -216,14 +216,14 @@ def without_work(gm: fx.GraphModule) -> str | None:
 
 
 def saved_inputs(
-    inputs: Sequence[Input], forward: Lowered, saved: Mapping[int, int], held: int = 0
+    inputs: Sequence[Input], forward: Lowered, saved: Mapping[int, int], held: Collection[int] = ()
 ) -> tuple[Input, ...]:
     """The inputs of a backward with the storages of the forward's outputs, and whether the backward frees them.
 
     saved: by position of an input, the position of the forward's output.
-    held: so many of the forward's outputs, the first ones, go to the user, who holds them during the backward.
+    held: positions of the forward's outputs that the user holds during the backward.
     """
-    kept = {output.storage for output in forward.outputs[:held]}
+    kept = {forward.outputs[position].storage for position in held}
     kept |= {given.storage for given in forward.inputs if not given.owned}
     linked = []
     for position, given in enumerate(inputs):
@@ -237,12 +237,18 @@ def saved_inputs(
     return tuple(linked)
 
 
-def step_timeline(forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None) -> Timeline:
+def step_timeline(
+    forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None, dropped: Collection[int] = ()
+) -> Timeline:
     """A whole step above the baseline: the forward, the tangents, the backward.
 
     backward: read with the inputs of `saved_inputs`.  saved: as there; other inputs of the backward are tangents.
+    dropped: positions of the forward's outputs that the user drops before the backward begins.
     """
     events = list(forward.events)
+    stay = {output.storage for n, output in enumerate(forward.outputs) if n not in dropped}
+    gone = {output.storage: output.bytes for n, output in enumerate(forward.outputs) if output.input is None}
+    events += [Event("forward", str(name), -size) for name, size in gone.items() if name not in stay and size]
     if backward is not None:
         known = saved or {}
         tangents = [given for i, given in enumerate(backward.inputs) if i not in known and given.bytes]

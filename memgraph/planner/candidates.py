@@ -53,8 +53,14 @@ class Candidate:
 
 
 def _carried(schedule: Schedule, forward: Sweep) -> int:
-    found, deaths = forward.bytes, forward.deaths
-    return sum(found[s] for s in found if s >= schedule.forward.inputs and s not in deaths)
+    found, gone = forward.bytes, forward.deaths.keys() | dropped_storages(schedule, forward)
+    return sum(found[s] for s in found if s >= schedule.forward.inputs and s not in gone)
+
+
+def dropped_storages(schedule: Schedule, forward: Sweep) -> frozenset[int]:
+    """The storages of outputs that the user drops before the backward begins."""
+    found = {forward.storage_of[slot] for slot in schedule.forward.dropped}
+    return frozenset(storage for storage in found if storage >= schedule.forward.inputs and storage in forward.births)
 
 
 def by_time(candidate: Candidate) -> tuple[float, int]:

@@ -89,12 +89,12 @@ def _costs(value: Value, free: bool) -> Costs:
 
 
 class SavedSetCut:
-    """The cut of one joint graph for any price. Outputs of the forward are held anyway: saving them costs nothing."""
+    """The cut of one joint graph for any price. Outputs that the user holds are there anyway: saving them is free."""
 
     def __init__(self, facts: JointFacts) -> None:
         self.facts, values = facts, facts.values
         self.needed = needed_values(facts)
-        free = {values[i].storage for i in facts.forward_outputs}
+        free = facts.held_outputs
         self._costs = [_costs(values[v], values[v].storage in free) for v in self.needed]
         self._again = np.array([cost.again or 0.0 for cost in self._costs])
         self._repeatable = np.array([cost.again is not None for cost in self._costs], dtype=bool)

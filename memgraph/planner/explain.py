@@ -15,7 +15,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.regions import matched
 from memgraph.facts.values import Value
-from memgraph.planner.candidates import Candidate
+from memgraph.planner.candidates import Candidate, dropped_storages
 from memgraph.planner.decisions import Decision, Event, Phase, Plan, Refusal, Step, Timeline, Transfer, Where
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
@@ -176,7 +176,11 @@ def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers) -> Itera
 
 def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:
     """The sweep of a candidate as events, with the names of the joint graph."""
-    forward = _events(facts.values, "forward", candidate.schedule.forward, candidate.forward)
+    program, swept = candidate.schedule.forward, candidate.forward
+    forward = list(_events(facts.values, "forward", program, swept))
+    for storage in sorted(dropped_storages(candidate.schedule, swept)):
+        name, where = _storage(facts.values, "forward", program, storage)
+        forward.append(Event("forward", name, -swept.bytes[storage], where))
     backward = _events(facts.values, "backward", candidate.schedule.backward, candidate.backward)
     return Timeline((*forward, *backward))
 

@@ -23,7 +23,7 @@ tests/properties/test_plans.py run the schedule, bit for bit against the unplann
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
@@ -191,6 +191,7 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
         inputs=len(inputs),
         outputs=frozenset(slot[i] for i in kept if i in slot),
         owned=frozenset(),
+        dropped=_dropped(facts, crossing, slot),
     )
 
 
@@ -223,7 +224,7 @@ def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:
     values = facts.values
     if facts.retained:
         return frozenset()
-    others = {values[i].storage for i in facts.forward_outputs}
+    others = facts.held_outputs
     return frozenset(
         slot
         for slot, i in enumerate(inputs)
@@ -231,6 +232,12 @@ def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:
         and values[values[i].storage].kind != "primal"
         and values[i].storage not in others
     )
+
+
+def _dropped(facts: JointFacts, crossing: Sequence[int], slot: Mapping[int, int]) -> frozenset[int]:
+    """The slots of outputs that go before the backward begins: neither the user nor a saved value holds them."""
+    held = facts.held_outputs.union(facts.values[i].storage for i in crossing)
+    return frozenset(slot[i] for i in facts.dropped if facts.values[i].storage not in held and i in slot)
 
 
 def _is_product(values: Sequence[Value], i: int) -> bool:

@@ -7,16 +7,22 @@ launch -> the round is known?   yes: the plan that was chosen for this launch, t
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any, Protocol
 
+from memgraph.base.errors import BudgetError, PlanWarning
 from memgraph.step.meter import Meter
 from memgraph.step.recording import Moment
+from memgraph.step.returned import Dropped, Returned
 from memgraph.step.rounds import Rounds
 from memgraph.step.run import Launched
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
 # Plans that one graph keeps: another one pushes out the one that has not run for longest.
 VARIANTS = 4
+# Outputs that take less than this share of the room are no reason for another plan.
+WORTH_A_PLAN = 64
 # Other graphs that are taken to stand between the forward and the backward of one whose round is not known yet.
 OTHERS = 7
 
@@ -24,8 +30,10 @@ OTHERS = 7
 class Maker(Protocol):
     """Compiles a graph once more."""
 
-    def make(self, entry: Entry, args: Any) -> Variant | None:
-        """For a launch. Raises BudgetError; None where it cannot be planned, which a warning has said."""
+    def make(self, entry: Entry, args: Any, dropped: Dropped = ()) -> Variant | None:
+        """For a launch whose outputs are dropped so. Raises BudgetError; None where it cannot be planned, which a
+        warning has said.
+        """
 
     def realise(self, offer: Offer, entry: Entry) -> Variant | None:
         """By a plan that was offered; None as in `make`."""
@@ -43,11 +51,17 @@ class StepGraph:
         self.variants = [first]
         """The newest run last."""
         self.offers = list(first.offers)
-        self._in_vain: set[tuple[int, Sizes]] = set()
+        self.dropped: Dropped = ()
+        """The outputs that the caller drops before the backward, as the last launch has shown."""
+        self._last: tuple[Launched, Dropped] | None = None  # the last launch, and what its plan took for dropped
+        self._trusts = True  # whether a plan may count on what is dropped
+        self._tried: set[tuple[Sizes, Dropped]] = set()
+        self._in_vain: set[tuple[int, Sizes, Dropped]] = set()
 
     def launch(self, *args: Any) -> Any:
         """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
         run = self.meter.run
+        self._look_back()
         entry = self.meter.entry(args)
         launch = run.begin(self, entry)
         try:
@@ -63,6 +77,9 @@ class StepGraph:
             run.record(self.meter.device)
         run.mark(launch, Moment.FORWARD)
         outputs = variant.call(*args)
+        if self.ends:
+            launch.returned = Returned(outputs, self.room // WORTH_A_PLAN)
+            self._last = launch, variant.dropped
         run.launched(launch, outputs)
         return outputs
 
@@ -74,27 +91,60 @@ class StepGraph:
             self._keep(made)
         return made
 
+    def _look_back(self) -> None:
+        """Learn from the last launch what the caller drops, and whether it held what its plan counted as dropped."""
+        if self._last is None:
+            return
+        (last, taken_for_dropped), self._last = self._last, None
+        if last.dropped is None:
+            return
+        held = set(taken_for_dropped) - set(last.dropped)
+        if held:
+            self.dropped, self._trusts = (), False
+            warnings.warn(
+                f"the caller of a compiled graph held its outputs {sorted(held)} during the last backward, and had "
+                "dropped them in earlier steps: the plan did not count them. It does from here on.",
+                PlanWarning,
+                stacklevel=3,
+            )
+        elif self._trusts:
+            self.dropped = last.dropped
+
     def _alone(self, entry: Entry, args: Any, launch: Launched) -> Variant:
         """The plan of a launch of which nothing but its entry is known."""
         found = self._fitting(entry)
         if found is None:
             entry = launch.entry = self.meter.exact(entry, args)
             found = self._fitting(entry) or self._made(entry, args)
+        elif not found.plain and self._roomier(entry):
+            with contextlib.suppress(BudgetError):
+                self._made(entry, args)
+            found = self._fitting(entry) or found
         return found
 
+    def _roomier(self, entry: Entry) -> bool:
+        """Whether the caller drops outputs that no plan for these sizes has taken for dropped yet."""
+        if not self.dropped or (entry.sizes, self.dropped) in self._tried:
+            return False
+        self._tried.add((entry.sizes, self.dropped))
+        return True
+
     def _fitting(self, entry: Entry) -> Variant | None:
-        fitting = [variant for variant in self.variants if variant.fits(entry, self.room)]
+        fitting = [variant for variant in self.variants if variant.fits(entry, self.room) and self._may_run(variant)]
         if self.ends:
             return min(fitting, key=lambda variant: variant.seconds, default=None)
         return min(fitting, key=_least, default=None)
 
+    def _may_run(self, variant: Variant) -> bool:
+        return set(variant.dropped) <= set(self.dropped)
+
     def _made(self, entry: Entry, args: Any) -> Variant:
         """A plan that is made for the launch; the lightest there is, where none can be made, which is tried once."""
-        place = entry.lasting, entry.sizes
-        made = None if place in self._in_vain else self.maker.make(entry, args)
+        place = entry.lasting, entry.sizes, self.dropped
+        made = None if place in self._in_vain else self.maker.make(entry, args, self.dropped)
         if made is None:
             self._in_vain.add(place)
-            return min(self.variants, key=_least)
+            return min(filter(self._may_run, self.variants), key=_least, default=self.variants[-1])
         if not made.fits(entry, self.room):  # its code cannot be read: another one would be no better
             self._in_vain.add(place)
         self._keep(made)

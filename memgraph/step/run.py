@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memgraph.base import compat
 from memgraph.machine import measure
 from memgraph.step.recording import CpuRecorder, CudaRecorder, Mark, Moment, recorder
+from memgraph.step.returned import Dropped, Returned
 from memgraph.step.variants import Entry, Envelope
 
 
@@ -40,6 +41,10 @@ class Launched:
     node: weakref.ref[Any] | None = None
     """Autograd's node: without it no backward can come."""
     closed: bool = False
+    returned: Returned | None = None
+    """Its outputs; None where nobody asks about them."""
+    dropped: Dropped | None = None
+    """Those that the caller did not hold any more when its backward began; None where that is not known."""
 
     @property
     def open(self) -> bool:
@@ -110,6 +115,8 @@ class Run:
         def begins(*_: Any) -> None:
             with self._lock:
                 launch.open_in_backward = tuple(number for number in self._open() if self.round[number] is not launch)
+                if launch.returned is not None and self.round[-1] is launch:
+                    launch.dropped = launch.returned.dropped()
             self.mark(launch, Moment.BACKWARD)
 
         def ends(*_: Any) -> None:

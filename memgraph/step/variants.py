@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memgraph.planner.decisions import Timeline
+from memgraph.step.returned import Dropped
 
 Sizes = tuple[int, ...]
 
@@ -88,6 +89,10 @@ class Variant:
     """Reads the envelope for other sizes from the generated code; None where there is none to read."""
     offers: tuple[Offer, ...] = ()
     """Other plans that the graph could have."""
+    dropped: Dropped = ()
+    """The outputs that the plan does not hold until the backward."""
+    plain: bool = False
+    """It is about as fast as Inductor's own partition."""
 
     def envelope(self, sizes: Sizes) -> Envelope | None:
         """What it takes with some sizes; None where that is not known.

@@ -28,6 +28,7 @@ NAMES = {
     "torch._C._DisableAutocast": "operators of a trial run as they are written",
     "torch._C._autograd._profiler_enabled": "a kernel is not tried while the user's profiler runs",
     "torch._C._dispatch_get_all_op_names": "the nearest operator to a name that is none",
+    "torch._C._storage_Use_Count": "who holds an output",
     "torch._C._profiler._EventType": "allocations among the profiler's events",
     "torch._C._profiler._ExperimentalConfig": "the profiler of a kernel's trial",
     "torch._dynamo.OptimizedModule": "a model that is compiled already is not compiled again",
@@ -270,6 +271,16 @@ def test_fake_tensors():
     with compat.propagating(mode):
         assert compat.is_fake(torch.empty(2)) and not torch.is_grad_enabled()
     assert not compat.is_fake(torch.empty(1))
+
+
+def test_holders_of_a_storage_are_counted():
+    tensor = torch.empty(4)
+    storage = compat.StorageReference(tensor)
+    one = storage.holders()
+    view = tensor.view(2, 2)
+    assert storage.holders() == one + 1 and storage.bytes == 16
+    del tensor, view
+    assert storage.holders() == 0
 
 
 def test_calls_without_readers_are_known():

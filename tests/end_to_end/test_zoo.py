@@ -94,7 +94,10 @@ def test_a_difference_is_relative_to_the_gradient_and_a_missing_one_is_infinite(
     assert trial.difference({"weight": wanted["weight"]}, wanted) == float("inf")
 
 
-ROW = {"budget": 1500, "baseline": 500, "predicted": 1490, "above": 995, "losses": 1e-6, "gradients": 1e-6}
+ROW = {
+    "budget": 1500, "baseline": 500, "predicted": 1490, "above": 995, "measured": 1495, "graphs": 1,
+    "losses": 1e-6, "gradients": 1e-6,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,8 @@ ROW = {"budget": 1500, "baseline": 500, "predicted": 1490, "above": 995, "losses
         ({}, ""),
         ({"above": 1001, "predicted": 1501}, "1 bytes over the budget"),
         ({"above": 960}, "predicted 990, measured 960"),
+        ({"graphs": 2, "measured": 1501}, "1 bytes over the budget"),
+        ({"graphs": 2, "above": 960}, ""),
         ({"losses": float("nan")}, "losses differ"),
         ({"gradients": 2e-4}, "gradients differ"),
     ],

@@ -106,11 +106,19 @@ def _row(family: Family, column: str, options: dict[str, Any], reference: dict[s
     return row | {"failure": "; ".join(_breaches(row, family))}
 
 
+def reached(row: dict[str, Any]) -> int:
+    """The measured peak of a step: of several graphs as it was measured, of one above the baseline of its report.
+
+    The widest of several graphs begins at a level of its own, and its report does not speak of the step.
+    """
+    return row["measured"] if row["graphs"] > 1 else row["baseline"] + row["above"]
+
+
 def _breaches(row: dict[str, Any], family: Family) -> Iterator[str]:
-    if row["budget"] is not None and row["baseline"] + row["above"] > row["budget"]:
-        yield f"{row['baseline'] + row['above'] - row['budget']} bytes over the budget"
+    if row["budget"] is not None and (over := reached(row) - row["budget"]) > 0:
+        yield f"{over} bytes over the budget"
     predicted = row["predicted"] - row["baseline"]
-    if abs(predicted - row["above"]) > PEAK_TOLERANCE * row["above"]:
+    if row["graphs"] == 1 and abs(predicted - row["above"]) > PEAK_TOLERANCE * row["above"]:
         yield f"predicted {predicted}, measured {row['above']} bytes above the baseline"
     if not row["losses"] <= LOSS_TOLERANCE:
         yield f"losses differ by {row['losses']:.1e}"

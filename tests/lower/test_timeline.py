@@ -225,7 +225,7 @@ def test_step():
     boxed = hasattr(torch.autograd.Function, "boxed_grads_call")  # before it, autograd holds the tangents
     given = [tensor("weight", 256), tensor("buf1", 256), tensor("tangent", 256)]
     saved = {0: 1, 1: 2}
-    inputs = saved_inputs(given, forward, saved, held=1)
+    inputs = saved_inputs(given, forward, saved, held=[0])
     assert [(i.storage, i.owned) for i in inputs] == [
         ("weight", False),
         ("forward.buf1", True),

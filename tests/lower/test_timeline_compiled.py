@@ -63,7 +63,7 @@ def lower_and_measure(model, fn):
     (forward_gm, forward_source), (backward_gm, backward_source) = recorded
     forward = read_wrapper(forward_source, inputs_of(forward_gm), "forward")
     saved = saved_by_name(output_names(forward_gm), inputs_of(backward_gm))
-    inputs = saved_inputs(inputs_of(backward_gm), forward, saved, held)
+    inputs = saved_inputs(inputs_of(backward_gm), forward, saved, range(held))
     backward = read_wrapper(backward_source, inputs, "backward")
     return forward, step_timeline(forward, backward, saved), measured_forward, measured_step
 

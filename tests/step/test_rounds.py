@@ -141,7 +141,7 @@ def test_a_plan_that_cannot_be_made_is_tried_once_for_a_level():
     tried = []
 
     class NoMaker:
-        def make(self, entry, args):
+        def make(self, entry, args, dropped):
             tried.append(entry)
 
     loss.maker = NoMaker()

@@ -102,7 +102,7 @@ class _Maker:
         self.world.made += 1
         return Variant(lambda x: (Toy.apply(x, self.world.device, envelope),), seconds, {(): envelope})
 
-    def make(self, entry: Entry, args) -> Variant:
+    def make(self, entry: Entry, args, dropped=()) -> Variant:
         fits = [plan for plan in self.menu if plan[0].peak <= self.world.room - entry.lasting]
         if not fits:
             least = min(plan[0].peak for plan in self.menu)

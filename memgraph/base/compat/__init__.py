@@ -85,6 +85,7 @@ from memgraph.base.compat.scheduler import (
     scheduler_pass_base,
 )
 from memgraph.base.compat.sizes import computed_size, is_size, largest, number_at, size_at, size_hint, symbol_of
+from memgraph.base.compat.storages import StorageReference, first_users_output
 from memgraph.base.compat.trace import trace_artifact
 
 __all__ = [
@@ -92,6 +93,7 @@ __all__ = [
     "Captured",
     "HigherOrderOperator",
     "OpOverload",
+    "StorageReference",
     "tree_leaves",
     "tree_map",
     "allocation_event_type",
@@ -114,6 +116,7 @@ __all__ = [
     "fake_evaluation",
     "fake_mode_of",
     "falls_back",
+    "first_users_output",
     "foreach_by_default",
     "graph_break_reason",
     "graph_text",
