@@ -159,7 +159,7 @@ class Attempts:
                 record(found.report)
                 accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
                 place.write(accepted)
-                return self._variant(found.compiled, accepted, lowered.graphs), found.tier_bytes
+                return self._variant(found.compiled, accepted, found.report, lowered.graphs), found.tier_bytes
             step = step.after(found, limit)
         raise self._error(wanted, tried, lowest)
 
@@ -191,11 +191,12 @@ class Attempts:
         job = self.job
         to_come = job.entry.to_come
         report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
-        record(dataclasses.replace(report, stages=job.stages()))
-        return self._variant(compiled, kept), kept.tier_bytes
+        report = dataclasses.replace(report, stages=job.stages())
+        record(report)
+        return self._variant(compiled, kept, report), kept.tier_bytes
 
-    def _variant(self, compiled: Any, plan: Accepted, graphs: Sequence[Graph] = ()) -> Variant:
-        """graphs: what was lowered, to be read with other sizes; none after a warm cache."""
+    def _variant(self, compiled: Any, plan: Accepted, report: Report, graphs: Sequence[Graph] = ()) -> Variant:
+        """report: as recorded.  graphs: what was lowered, to be read with other sizes; none after a warm cache."""
         job, kernels = self.job, self.kernels
         symbols = [given.node.expr for given in job.inputs if compat.is_size(given)]
         device, retained = job.device.type, job.options.retain_graph
@@ -207,7 +208,7 @@ class Attempts:
 
         known = {job.entry.sizes: Envelope.of(plan.report.timeline)}
         again = read if graphs and symbols else None
-        return Variant(compiled, plan.report.predicted_time, known, again, plan.offers)
+        return Variant(compiled, report.predicted_time, known, again, plan.offers, report)
 
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
@@ -278,9 +279,14 @@ class Attempts:
         limit = self._limit(wanted, best.planned)
         assert limit is not None  # without a bound no plan is refused
         minimum, budget = held + above + SLACK, held + limit
-        unfinished = self.job.purpose.tightest
         return budget_error(
-            best.report, best.planned, self.options, minimum=minimum, budget=budget, unfinished=unfinished
+            best.report,
+            best.planned,
+            self.options,
+            minimum=minimum,
+            budget=budget,
+            unfinished=self.job.purpose.tightest,
+            entry=self.job.entry,
         )
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:

@@ -7,12 +7,15 @@ launch -> the round is known?   yes: the plan that was chosen for this launch, t
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
+from memgraph.step import telling
+from memgraph.step.forecast import OptimizerForecast
+from memgraph.step.launched import Launched
 from memgraph.step.meter import Meter
 from memgraph.step.recording import Moment
 from memgraph.step.rounds import Rounds
-from memgraph.step.run import Launched
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
 # Plans that one graph keeps: another one pushes out the one that has not run for longest.
@@ -36,12 +39,29 @@ class StepGraph:
 
     room: the budget in bytes, less what the options hold back.  ends: nothing but the backward can come after its
     forward; another one leaves room for what nobody knows yet, and takes its tightest plan until a round is known.
+    name: as a user calls it.  reserve: bytes of the budget that the options hold back.
     """
 
-    def __init__(self, first: Variant, room: int, meter: Meter, rounds: Rounds, maker: Maker, *, ends: bool) -> None:
+    def __init__(
+        self,
+        first: Variant,
+        room: int,
+        meter: Meter,
+        rounds: Rounds,
+        maker: Maker,
+        *,
+        ends: bool,
+        name: str = "a graph",
+        reserve: int = 0,
+    ) -> None:
         self.room, self.meter, self.rounds, self.maker, self.ends = room, meter, rounds, maker, ends
+        self.name, self.reserve = name, reserve
+        self._forecasts: tuple[OptimizerForecast, ...] = ()
+        """What was last said of optimizers."""
         self.variants = [first]
         """The newest run last."""
+        self.made = 1
+        """How many were compiled."""
         self.offers = list(first.offers)
         self._in_vain: set[tuple[int, Sizes]] = set()
 
@@ -49,22 +69,33 @@ class StepGraph:
         """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
         run = self.meter.run
         entry = self.meter.entry(args)
+        if self.meter.forecasts is not self._forecasts:
+            self._forecasts = self.meter.forecasts
+            telling.optimizers(entry.level - entry.others, self._forecasts, self.room + self.reserve, run.say_once)
         launch = run.begin(self, entry)
         try:
             variant = self.rounds.chosen(self, launch) or self._alone(entry, args, launch)
+            self._use(variant)
+            launch.variant, launch.envelope = weakref.ref(variant), variant.envelope(entry.sizes)
+            if len(run.round) == 1:
+                self._record(launch, variant)
+            run.mark(launch, Moment.FORWARD)
+            outputs = variant.call(*args)
         except BaseException:
             launch.closed = True
             run.stop_recording()
             raise
-        self._use(variant)
-        launch.envelope = variant.envelope(entry.sizes)
-        # Whoever ends a round alone has nothing to agree upon with others.
-        if len(run.round) == 1 and not self.ends and self.rounds.learns(self, launch):
-            run.record(self.meter.device)
-        run.mark(launch, Moment.FORWARD)
-        outputs = variant.call(*args)
         run.launched(launch, outputs)
         return outputs
+
+    def _record(self, launch: Launched, variant: Variant) -> None:
+        """Record the round that a launch begins, where it is not known, or its plan has not run in such a round."""
+        run = self.meter.run
+        # Whoever ends a round alone has nothing to agree upon with others.
+        learns = not self.ends and self.rounds.learns(self, launch)
+        circumstances = self.rounds.planned, run.generation
+        if (learns or circumstances not in variant.recorded) and run.record(self.meter.device, within=not learns):
+            variant.recorded.add(circumstances)
 
     def realised(self, offer: Offer, entry: Entry) -> Variant | None:
         """The plan of an offer, compiled; None where it cannot be."""
@@ -101,6 +132,7 @@ class StepGraph:
         return made
 
     def _keep(self, variant: Variant) -> None:
+        self.made += 1
         self.variants = [*self.variants[-(VARIANTS - 1) :], variant]
 
     def _use(self, variant: Variant) -> None:
