@@ -45,9 +45,15 @@ class LaunchFigures:
     @property
     def as_predicted(self) -> bool:
         """Whether it took what was planned, as far as that was measured: within 1 % of the peak."""
+        return self.off == 0
+
+    @property
+    def off(self) -> int:
+        """Bytes that it took more than planned, negative for less; 0 where that is within 1 % of the peak."""
         if self.measured_above is None or self.predicted_above is None:
-            return True
-        return within(self.level + self.measured_above, self.level + self.predicted_above)
+            return 0
+        measured, predicted = self.level + self.measured_above, self.level + self.predicted_above
+        return 0 if within(measured, predicted) else measured - predicted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +84,8 @@ class RoundFigures:
     launches: tuple[LaunchFigures, ...]
     outside: tuple[OutsideFigures, ...]
     """Empty where nothing between the launches was recorded."""
+    recorded: bool = False
+    """Whether all of its launches were."""
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -90,8 +98,8 @@ class RoundFigures:
 
     @property
     def measured_peak(self) -> int | None:
-        """Of the launches; None where none was measured."""
-        return _most(*(launch.measured_peak for launch in self.launches))
+        """Of the launches; None where not all of them were recorded."""
+        return _most(*(launch.measured_peak for launch in self.launches)) if self.recorded else None
 
     @property
     def outside_peak(self) -> int | None:
@@ -101,6 +109,11 @@ class RoundFigures:
     def as_predicted(self) -> bool:
         """Whether all launches took what was planned, as far as they were measured."""
         return all(launch.as_predicted for launch in self.launches)
+
+    @property
+    def took_more(self) -> bool:
+        """Whether one of the launches took more than was planned, by more than 1 % of the peak."""
+        return any(launch.off > 0 for launch in self.launches)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,6 +210,11 @@ class StepFigures:
         """Whether all launches of the last rounds took what was planned, as far as they were measured."""
         return all(some.as_predicted for some in self.rounds)
 
+    @property
+    def took_more(self) -> bool:
+        """Whether one of them took more than was planned, by more than 1 % of the peak."""
+        return any(some.took_more for some in self.rounds)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return dataclasses.asdict(self)
@@ -223,6 +241,7 @@ def _round(data: dict[str, Any]) -> RoundFigures:
         number=data["number"],
         launches=tuple(LaunchFigures(**item | {"sizes": tuple(item["sizes"])}) for item in data["launches"]),
         outside=tuple(OutsideFigures(**item) for item in data["outside"]),
+        recorded=data["recorded"],
     )
 
 

@@ -39,7 +39,7 @@ def _of_launches(figures: StepFigures) -> str:
         text = f"measured {format_size(measured.measured_peak)}{_against(measured.measured_peak, figures)}"
         if measured.predicted_peak is not None:
             text += f"; predicted {format_size(measured.predicted_peak)}"
-        return text if figures.as_predicted else f"{text}; NOT AS PREDICTED"
+        return f"{text}; MORE THAN PREDICTED" if figures.took_more else text
     if predicted is None:
         return "nothing is known of its peak"
     return f"predicted {format_size(predicted)}{_against(predicted, figures)}; not measured"
@@ -102,7 +102,8 @@ def _head(figures: StepFigures) -> Iterator[Row]:
     if measured is None:
         yield "measured peak", "not known: see the notes"
     elif measured.measured_peak is not None:
-        told = "as predicted" if measured.as_predicted else "NOT as predicted, see its launches"
+        told = "as predicted" if measured.as_predicted else "not as predicted, see its launches"
+        told = "MORE than predicted, see its launches" if measured.took_more else told
         told += f"; {_spare(measured.measured_peak, figures)}"
         yield (
             "measured peak",
@@ -138,9 +139,10 @@ def _launch_rows(launches: tuple[LaunchFigures, ...]) -> Iterator[Row]:
             _most([launch.predicted_peak for launch in same]),
             _most([launch.measured_peak for launch in same]),
         )
-        off = "" if all(launch.as_predicted for launch in same) else "NOT as predicted"
+        off = max((launch.off for launch in same), key=abs)
+        told = f"{format_size(abs(off))} {'MORE' if off > 0 else 'less'} than planned" if off else ""
         level = format_size(min(launch.level for launch in same))
-        rows.append((name, f"x{len(same)}", level, *map(_size, figures), off))
+        rows.append((name, f"x{len(same)}", level, *map(_size, figures), told))
     yield from rows[:LAUNCHES]
     if len(rows) > LAUNCHES:
         yield (f"{len(rows) - LAUNCHES} rows more", *[""] * 8)
@@ -151,7 +153,7 @@ def _graph_rows(figures: StepFigures) -> Iterator[Row]:
         unplanned = "-"
         if graph.unplanned_above is not None and graph.source_of_unplanned_peak is not None:
             unplanned = size_of(graph.unplanned_above, graph.source_of_unplanned_peak)
-        off = f"{graph.off} of its plans NOT as predicted" if graph.off else ""
+        off = f"{graph.off} of its plans not as predicted" if graph.off else ""
         yield graph.graph, str(graph.plans), str(graph.made), unplanned, off
     if len(figures.graphs) > GRAPHS:
         yield f"{len(figures.graphs) - GRAPHS} more", "", "", "", ""

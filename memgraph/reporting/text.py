@@ -48,7 +48,7 @@ def summary(figures: Figures) -> str:
     else:
         kind = "slow-down" if figures.slowdown >= 0 else "speed-up"
         text += f"; predicted {kind} {_percent(abs(figures.slowdown))}"
-    return text if figures.as_predicted else f"{text}; MEASURED {_off(figures)}"
+    return text if figures.as_predicted else f"{text}; measured {_off(figures)}"
 
 
 def size_of(size: int, source: Source) -> str:
@@ -207,7 +207,7 @@ def _off(figures: Figures) -> str:
     assert figures.measured_peak is not None
     off = figures.measured_peak - figures.predicted_peak
     share = f" = {_percent(abs(off) / figures.predicted_peak)}" if figures.predicted_peak else ""
-    return f"{format_size(abs(off))}{share} {'more' if off > 0 else 'less'} than predicted"
+    return f"{format_size(abs(off))}{share} {'MORE' if off > 0 else 'less'} than predicted"
 
 
 def _about(source: Source) -> str:

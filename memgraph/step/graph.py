@@ -89,12 +89,14 @@ class StepGraph:
         return outputs
 
     def _record(self, launch: Launched, variant: Variant) -> None:
-        """Record the round that a launch begins, where it is not known, or its plan has not run in such a round."""
+        """Record the round that a launch begins, where it is not known, or its plan has not run in such a round.
+
+        Whoever ends a round alone has nothing to agree upon with others: what is between its launches is not asked for.
+        """
         run = self.meter.run
-        # Whoever ends a round alone has nothing to agree upon with others.
-        learns = not self.ends and self.rounds.learns(self, launch)
         circumstances = self.rounds.planned, run.generation
-        if (learns or circumstances not in variant.recorded) and run.record(self.meter.device, within=not learns):
+        new = circumstances not in variant.recorded or (not self.ends and self.rounds.learns(self, launch))
+        if new and run.record(self.meter.device, within=self.ends):
             variant.recorded.add(circumstances)
 
     def realised(self, offer: Offer, entry: Entry) -> Variant | None:

@@ -59,6 +59,11 @@ class Launched:
         return not self.closed and (self.node is None or self.node() is not None)
 
     @property
+    def recorded(self) -> bool:
+        """Whether all of it was, as far as it has come."""
+        return Moment.RETURN in self.marks and (Moment.END in self.marks or not self.begun)
+
+    @property
     def predicted_above(self) -> int | None:
         """Bytes above the level of its entry that its plan says; of the forward alone where no backward has begun."""
         if self.envelope is None:

@@ -67,7 +67,9 @@ class Ledger:
         newest = there[-1]
         where = newest.device
         rounds = [(number, [x for x in launches if x.device == where]) for number, launches in everything]
-        rounds = [(number, launches) for number, launches in rounds if launches]
+        gone = newest.graph() is None
+        # What a model did that is gone is no part of the present one's steps.
+        rounds = [(n, launches) for n, launches in rounds if launches and (launches[0].graph() is None) is gone]
         last = rounds[-1][1]
         return StepReport(
             device=str(where),
@@ -122,6 +124,7 @@ def _round(number: int, launches: Sequence[Launched]) -> RoundFigures:
         number=number,
         launches=tuple(map(_launch, launches)),
         outside=tuple(figures for launch in launches for figures in _outside(launch)),
+        recorded=all(launch.recorded for launch in launches),
     )
 
 
