@@ -56,6 +56,8 @@ class StepGraph:
     ) -> None:
         self.room, self.meter, self.rounds, self.maker, self.ends = room, meter, rounds, maker, ends
         self.name, self.reserve = name, reserve
+        self.first: Entry | None = None
+        """How its first launch found the world."""
         self._forecasts: tuple[OptimizerForecast, ...] = ()
         """What was last said of optimizers."""
         self.variants = [first]
@@ -69,6 +71,7 @@ class StepGraph:
         """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
         run = self.meter.run
         entry = self.meter.entry(args)
+        self.first = self.first or entry
         if self.meter.forecasts is not self._forecasts:
             self._forecasts = self.meter.forecasts
             telling.optimizers(entry.level - entry.others, self._forecasts, self.room + self.reserve, run.say_once)

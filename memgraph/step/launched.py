@@ -22,6 +22,8 @@ class Launched:
     graph: weakref.ref[Any]
     """The StepGraph."""
     entry: Entry
+    round: list[Launched]
+    """The round that it is in."""
     open_in_forward: tuple[int, ...]
     """The launches that were open when it began, by their numbers in the round."""
     name: str = ""
@@ -39,8 +41,6 @@ class Launched:
     """What its plan takes with its sizes; None where that is not known."""
     open_in_backward: tuple[int, ...] = ()
     """The others that were open when its backward began."""
-    others_in_backward: int = 0
-    """Bytes that they held."""
     marks: dict[Moment, Mark] = dataclasses.field(default_factory=dict)
     """What was recorded of it."""
     outputs: tuple[tuple[weakref.ref[Any], int], ...] = ()
@@ -98,7 +98,8 @@ class Launched:
             return None
         if (backward := self.marks.get(Moment.BACKWARD)) is not None:
             return backward.level - self.envelope.held + self.dropped
-        return self.entry.level - self.entry.others + self.others_in_backward
+        others = (self.round[number].envelope for number in self.open_in_backward)
+        return self.entry.level - self.entry.others + sum(other.held for other in others if other is not None)
 
     @property
     def predicted_peak(self) -> int | None:
@@ -119,7 +120,8 @@ class Launched:
         found = {compat.storage_id(tensor): tensor.untyped_storage() for tensor in tensors_in(outputs)}
         self.outputs = tuple((weakref.ref(storage), storage.nbytes()) for storage in found.values())
 
-    def backward_begins(self, others: tuple[int, ...], held: int) -> None:
-        """others: the launches that are open besides, by their numbers in the round.  held: bytes that they hold."""
-        self.open_in_backward, self.others_in_backward, self.begun = others, held, True
-        self.dropped = sum(size for storage, size in self.outputs if storage() is None)
+    def backward_begins(self, others: tuple[int, ...]) -> None:
+        """others: the launches that are open besides, by their numbers in the round."""
+        self.open_in_backward, self.begun = others, True
+        if self.outputs:
+            self.dropped = sum(size for storage, size in self.outputs if storage() is None)

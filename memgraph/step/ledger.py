@@ -6,9 +6,7 @@ It holds what `Launched` knows: numbers, and weak references to graphs. Nothing 
 from __future__ import annotations
 
 import collections
-import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -24,7 +22,6 @@ from memgraph.reporting.step_report import StepReport
 from memgraph.step.launched import Launched
 from memgraph.step.recording import Moment
 from memgraph.step.telling import between, step_peaks
-from memgraph.step.variants import Entry
 
 ROUNDS = 8  # the last ones
 RECORDED = 4  # of those that were recorded, the last ones
@@ -41,8 +38,6 @@ class Ledger:
         """Oldest first; the last one may go on."""
         self.recorded: collections.deque[Round] = collections.deque(maxlen=RECORDED)
         """Of the rounds before these, those that were recorded."""
-        self.first: weakref.WeakKeyDictionary[Any, Entry] = weakref.WeakKeyDictionary()
-        """The entry of the first launch of each graph."""
         self._begun = 0
 
     def begin(self, launches: list[Launched]) -> None:
@@ -78,40 +73,42 @@ class Ledger:
             level=last[0].entry.level,
             to_come=max(launch.entry.to_come for launch in last),
             rounds=tuple(_round(number, launches) for number, launches in rounds),
-            graphs=tuple(self._graphs(last)),
+            graphs=tuple(_graphs(last)),
             optimizers=tuple(_optimizers(last)),
-            grown=tuple(self._grown(last[0])),
+            grown=tuple(_grown(last[0])),
             highest=counters(where)[1] if where.type == "cuda" else None,
             notes=tuple(_notes(where, [launches for _, launches in rounds])),
         )
 
-    def _graphs(self, launches: Sequence[Launched]) -> list[GraphFigures]:
-        found = []
-        for graph in dict.fromkeys(launch.graph() for launch in launches):
-            if graph is None:
-                continue
-            variants = list(graph.variants)
-            reports = [variant.report for variant in variants if variant.report is not None]
-            newest = next((v.report for v in reversed(variants) if v.report is not None), None)
-            found.append(
-                GraphFigures(
-                    graph=graph.name,
-                    launches=sum(launch.graph() is graph for launch in launches),
-                    plans=len(variants),
-                    made=graph.made,
-                    unplanned_above=newest.unplanned_peak - newest.level if newest is not None else None,
-                    source_of_unplanned_peak=newest.source_of_unplanned_peak if newest is not None else None,
-                    off=sum(not report.as_predicted for report in reports),
-                )
-            )
-        return found
 
-    def _grown(self, launch: Launched) -> list[tuple[str, int]]:
-        """What stands when a step begins, and did not when its first graph was first launched."""
-        graph = launch.graph()
-        first = None if graph is None else self.first.get(graph)
-        names = ", ".join(sorted({forecast.name for forecast in launch.forecasts})) or "an optimizer"
-        return [] if first is None else list(launch.entry.grown_since(first, names))
+def _graphs(launches: Sequence[Launched]) -> list[GraphFigures]:
+    found = []
+    for graph in dict.fromkeys(launch.graph() for launch in launches):
+        if graph is None:
+            continue
+        variants = list(graph.variants)
+        reports = [variant.report for variant in variants if variant.report is not None]
+        newest = next((v.report for v in reversed(variants) if v.report is not None), None)
+        found.append(
+            GraphFigures(
+                graph=graph.name,
+                launches=sum(launch.graph() is graph for launch in launches),
+                plans=len(variants),
+                made=graph.made,
+                unplanned_above=newest.unplanned_peak - newest.level if newest is not None else None,
+                source_of_unplanned_peak=newest.source_of_unplanned_peak if newest is not None else None,
+                off=sum(not report.as_predicted for report in reports),
+            )
+        )
+    return found
+
+
+def _grown(launch: Launched) -> list[tuple[str, int]]:
+    """What stands when a step begins, and did not when its first graph was first launched."""
+    graph = launch.graph()
+    first = None if graph is None else graph.first
+    names = ", ".join(sorted({forecast.name for forecast in launch.forecasts})) or "an optimizer"
+    return [] if first is None else list(launch.entry.grown_since(first, names))
 
 
 def _is_on(launch: Launched, device: torch.device) -> bool:

@@ -63,6 +63,7 @@ class Run:
             launch = Launched(
                 weakref.ref(graph),
                 entry,
+                self.round,
                 self._open(),
                 name=graph.name,
                 device=graph.meter.device,
@@ -70,7 +71,6 @@ class Run:
                 reserve=graph.reserve,
                 forecasts=graph.meter.forecasts,
             )
-            self.ledger.first.setdefault(graph, entry)
             self.round.append(launch)
             return launch
 
@@ -116,9 +116,7 @@ class Run:
 
         def begins(*_: Any) -> None:
             with self._lock:
-                own = launch.envelope.held if launch.envelope is not None and launch.open else 0
-                others = tuple(number for number in self._open() if self.round[number] is not launch)
-                launch.backward_begins(others, self.held() - own)
+                launch.backward_begins(tuple(number for number in self._open() if self.round[number] is not launch))
             self.mark(launch, Moment.BACKWARD)
 
         def ends(*_: Any) -> None:
