@@ -7,6 +7,7 @@ The rooms, each of which uses only those below it (docs/architecture.md has the 
     cli          the command line
     integrations what fits memgraph into other libraries, such as the Trainer's callback
     backend      the conductor: options and a Dynamo graph in, a compiled callable out
+    step         the run: launches, what will be allocated later, the ledger
     verify       a rewritten graph held against the one before it
     passes       the decisions realised          (passes/ at the top of the repository)
     lower        Inductor in the plan's order; its wrapper read back
@@ -24,7 +25,8 @@ from memgraph.base.errors import BudgetError, MemgraphError, OffloadError, Optio
 from memgraph.machine.hardware import Hardware
 from memgraph.reporting.log import report, reports
 from memgraph.reporting.report import Report
-from memgraph.step.run import measure_peak
+from memgraph.reporting.step_report import StepReport
+from memgraph.step.run import measure_peak, step_report
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan
@@ -38,12 +40,14 @@ __all__ = [
     "OptionsError",
     "PlanWarning",
     "Report",
+    "StepReport",
     "VerifyError",
     "measure_peak",
     "plan",
     "report",
     "reports",
     "statistics",
+    "step_report",
 ]
 
 

@@ -161,7 +161,7 @@ class Attempts:
                 record(found.report)
                 accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
                 place.write(accepted)
-                return self._variant(found.compiled, accepted, lowered), found.tier_bytes
+                return self._variant(found.compiled, accepted, found.report, lowered), found.tier_bytes
             step = step.after(found, limit)
         raise self._error(wanted, tried, lowest)
 
@@ -193,12 +193,13 @@ class Attempts:
         job = self.job
         to_come = job.entry.to_come
         report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
-        record(dataclasses.replace(report, stages=job.stages()))
-        return self._variant(compiled, kept), kept.tier_bytes
+        report = dataclasses.replace(report, stages=job.stages())
+        record(report)
+        return self._variant(compiled, kept, report), kept.tier_bytes
 
-    def _variant(self, compiled: Any, plan: Accepted, lowered: Lowered | None = None) -> Variant:
-        """lowered: to be read with other sizes; None after a warm cache."""
-        job, kernels, report = self.job, self.kernels, plan.report
+    def _variant(self, compiled: Any, plan: Accepted, report: Report, lowered: Lowered | None = None) -> Variant:
+        """report: as recorded.  lowered: to be read with other sizes; None after a warm cache."""
+        job, kernels = self.job, self.kernels
         graphs = [] if lowered is None else lowered.graphs
         dropped = () if lowered is None else lowered.partitioner.planned[-1].dropped
         symbols = [given.node.expr for given in job.inputs if compat.is_size(given)]
@@ -211,8 +212,16 @@ class Attempts:
 
         known = {job.entry.sizes: Envelope.of(report.timeline)}
         again = read if graphs and symbols else None
-        plain = report.predicted_time <= PLAIN * report.unplanned_time
-        return Variant(compiled, report.predicted_time, known, again, plan.offers, job.purpose.dropped, plain)
+        return Variant(
+            compiled,
+            report.predicted_time,
+            known,
+            again,
+            plan.offers,
+            dropped=job.purpose.dropped,
+            plain=report.predicted_time <= PLAIN * report.unplanned_time,
+            report=report,
+        )
 
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
@@ -287,9 +296,14 @@ class Attempts:
         limit = self._limit(wanted, best.planned)
         assert limit is not None  # without a bound no plan is refused
         minimum, budget = held + above + SLACK, held + limit
-        unfinished = self.job.purpose.tightest
         return budget_error(
-            best.report, best.planned, self.options, minimum=minimum, budget=budget, unfinished=unfinished
+            best.report,
+            best.planned,
+            self.options,
+            minimum=minimum,
+            budget=budget,
+            unfinished=self.job.purpose.tightest,
+            entry=self.job.entry,
         )
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:

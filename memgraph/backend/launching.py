@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memgraph.backend.attempts import Attempts
@@ -36,7 +36,6 @@ class Launching:
         self.known: compat.Captured | None = None
         self.first_entry = Entry(0)
         self.budget: int | None = None
-        self.states = 0
         self.sizes: list[Sizes] = []
         self.graph: StepGraph | None = None
         self.ends = True
@@ -53,7 +52,6 @@ class Launching:
         self.known = compat.captured(self.job.gm, self.job.inputs)
         self.ends = compat.returns_a_loss(self.job.gm)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
-        self.states = self.meter.made
         bounds = tuple(compat.largest(given) or 0 for given in self.job.inputs if compat.is_size(given))
         if any(bounds):  # the user has said how large they get: one plan for all of them, if that can be
             sizes = tuple(bound or size for bound, size in zip(bounds, entry.sizes, strict=True))
@@ -72,8 +70,10 @@ class Launching:
             self.job, gm=self.known.graph, inputs=self.known.inputs, progress=Progress(self.job.options.progress)
         )
         self.sizes.append(entry.sizes)
-        room = self.budget - self.job.options.held_back
-        self.graph = StepGraph(first, room, self.meter, _rounds(), self, ends=self.ends)
+        name, reserve = self.job.name, self.job.options.held_back
+        self.graph = StepGraph(
+            first, self.budget - reserve, self.meter, _rounds(), self, ends=self.ends, name=name, reserve=reserve
+        )
         return called(self.graph)
 
     def make(self, entry: Entry, args: Sequence[Any], dropped: Dropped = ()) -> Variant | None:
@@ -85,8 +85,8 @@ class Launching:
         """
         if (roomy := self._for_more(entry)) != entry:
             with contextlib.suppress(BudgetError):
-                return self._planned(roomy, args, dropped)
-        return self._planned(entry, args, dropped)
+                return self._planned(roomy, dropped)
+        return self._planned(entry, dropped)
 
     def _for_more(self, entry: Entry) -> Entry:
         """The same entry with twice the size, where a size is beyond those that plans were made for."""
@@ -105,12 +105,13 @@ class Launching:
         """The graph compiled by a plan that was offered; None where it cannot be, which a warning says."""
         return self._compiled(Purpose(entry, self.budget, offer=offer))
 
-    def _planned(self, entry: Entry, args: Sequence[Any], dropped: Dropped) -> Variant | None:
+    def _planned(self, entry: Entry, dropped: Dropped) -> Variant | None:
         scale, tightest = self._scale(entry.sizes), not self.ends
         try:
             made = self._compiled(Purpose(entry, self.budget, scale, tightest=tightest, dropped=dropped))
         except BudgetError as error:
-            raise error.since_it_was_planned(self._grown(entry, args)) from error.__cause__
+            names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
+            raise error.since_it_was_planned(entry.grown_since(self.first_entry, names)) from error.__cause__
         self.sizes.append(entry.sizes)
         return made
 
@@ -145,20 +146,6 @@ class Launching:
             if captured is not None and wanted is not None and wanted.peak:
                 return captured.peak / wanted.peak
         return 1.0
-
-    def _grown(self, entry: Entry, args: Sequence[Any]) -> Iterator[tuple[str, int]]:
-        """What stands when the launch starts, and did not when the graph was first planned."""
-        more = entry.level - self.first_entry.level
-        gradients = min(more, self.meter.arguments.bytes_standing(args))
-        states = min(more - gradients, self.meter.made - self.states)
-        names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
-        for what, size in (
-            ("gradients that stand already", gradients),
-            (f"state of {names}", states),
-            ("other tensors", more - gradients - states),
-        ):
-            if size > 0:
-                yield what, size
 
 
 @functools.cache

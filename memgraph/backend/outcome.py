@@ -16,6 +16,7 @@ from memgraph.planner.explain import full_refusal, timeline
 from memgraph.planner.queues import Tier
 from memgraph.reporting.figures import Source
 from memgraph.reporting.report import Report
+from memgraph.step.variants import Entry
 
 
 def build_report(
@@ -140,11 +141,12 @@ def budget_error(
     budget: int,
     estimated: bool = False,
     unfinished: bool = False,
+    entry: Entry | None = None,
 ) -> BudgetError:
     """The error for a budget that no plan keeps.
 
     report, planned: of the plan with the lowest peak.  estimated: whether the peak is the sweep's, without a lowering.
-    unfinished: whether other graphs of the step are to come.
+    unfinished: whether other graphs of the step are to come.  entry: the launch that is refused, where there is one.
     """
     told = {full_refusal(tier, need) for tier, need in planned.full}
     return BudgetError(
@@ -154,6 +156,8 @@ def budget_error(
         refusals=((refusal.what, refusal.reason) for refusal in report.refusals if refusal not in told),
         unused=options.unused,
         baseline=report.baseline,
+        states=entry.states if entry is not None else 0,
+        others=entry.others if entry is not None else 0,
         to_come=report.to_come,
         reserve=report.reserve,
         full=(_full_tier(tier, need, options) for tier, need in planned.full),

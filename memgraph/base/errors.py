@@ -103,6 +103,8 @@ class BudgetError(MemgraphError, RuntimeError):
         refusals: what was asked for and not done, as (what, reason).
         unused: the options by which less memory might do, and which are off.
         baseline: bytes of the minimum that are allocated when the step starts, where they are known.
+        states: bytes of the baseline that are state of optimizers.
+        others: bytes of the baseline that other graphs of the step hold until their backward.
         to_come: bytes of the minimum that the run allocates later and keeps, such as the state of an optimizer.
         grown: what stands when the step starts and did not when it was planned, as (what, bytes).
         reserve: bytes of the minimum that are held back by the options.
@@ -120,6 +122,8 @@ class BudgetError(MemgraphError, RuntimeError):
         refusals: Iterable[tuple[str, str]] = (),
         unused: Iterable[str] = (),
         baseline: int | None = None,
+        states: int = 0,
+        others: int = 0,
         to_come: int = 0,
         grown: Iterable[tuple[str, int]] = (),
         reserve: int = 0,
@@ -132,7 +136,8 @@ class BudgetError(MemgraphError, RuntimeError):
         self.budget = budget
         self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
-        self.to_come, self.grown, self.unfinished = to_come, tuple(grown), unfinished
+        self.states, self.others, self.to_come = states, others, to_come
+        self.grown, self.unfinished = tuple(grown), unfinished
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -171,7 +176,10 @@ class BudgetError(MemgraphError, RuntimeError):
             step = self.minimum - self.baseline - self.reserve - self.to_come
             later = f", {format_size(self.to_come)} are still to come (state of the optimizer)" if self.to_come else ""
             held = f", {format_size(self.reserve)} are held back (the reserve)" if self.reserve else ""
-            start = f"{format_size(self.baseline)} are allocated when the step starts (the baseline)"
+            within = f": {format_size(self.states)} of it state of the optimizer" if self.states else ""
+            within += "," if self.states and self.others else ":" if self.others else ""
+            within += f" {format_size(self.others)} held by other graphs until their backward" if self.others else ""
+            start = f"{format_size(self.baseline)} are allocated when the step starts (the baseline{within})"
             yield f"Of these {start}{later}{held}, {format_size(step)} are what the step needs."
         if self.grown:
             what = ", ".join(f"{what} ({format_size(size)})" for what, size in self.grown)
@@ -189,8 +197,8 @@ class BudgetError(MemgraphError, RuntimeError):
         return BudgetError(**self._facts() | {"grown": tuple(grown)})
 
     def _facts(self) -> dict[str, Any]:
-        names = "minimum binding budget refusals unused baseline to_come grown reserve full estimated unfinished"
-        return {name: getattr(self, name) for name in names.split()}
+        names = "minimum binding budget refusals unused baseline states others to_come grown reserve full"
+        return {name: getattr(self, name) for name in (*names.split(), "estimated", "unfinished")}
 
 
 class VerifyError(MemgraphError, AssertionError):

@@ -48,7 +48,7 @@ def element_of(path: str) -> str:
     """`model.layers.3.mlp.up_proj` -> `model.layers.3`; "" where no part of the path is a number."""
     parts = path.split(".")
     for position, part in enumerate(parts):
-        if part.isdigit():
+        if part.isdecimal():
             return ".".join(parts[: position + 1])
     return ""
 

@@ -61,9 +61,18 @@ def allocated_bytes(device: Device = None) -> int:
     """
     resolved = _resolve(device)
     if resolved.type == "cuda":
-        return torch.cuda.memory_allocated(resolved)
+        return counters(resolved)[0]
     found = {data: size for tensor in _live_tensors() for data, size in _cpu_storage(tensor)}
     return sum(found.values()) - sum(found.get(address, 0) for address in own_memory())
+
+
+def counters(device: torch.device) -> tuple[int, int]:
+    """Bytes that are allocated on a CUDA device, and the most since its statistics were last reset.
+
+    `torch.cuda.memory_allocated` and its kin put each of some 250 counters into a flat and sorted dictionary first.
+    """
+    found = torch.cuda.memory_stats_as_nested_dict(device).get("allocated_bytes", {}).get("all", {})
+    return int(found.get("current", 0)), int(found.get("peak", 0))
 
 
 def _resolve(device: Device) -> torch.device:

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# A measured peak that differs from the predicted one by more than this share of it is said to.
+TOLERANCE = 0.01
+
+
+def within(measured: int, predicted: int) -> bool:
+    """Whether a measured peak is what was predicted."""
+    return abs(measured - predicted) <= TOLERANCE * predicted
+
+
 class Source(str, enum.Enum):
     """How a peak is known; in JSON, its text."""
 
@@ -114,6 +123,10 @@ class Figures:
     calibrated: bool = False
     """Whether the seconds come from rates that were measured on the machine, and not from built-in ones."""
 
+    measured_above: int | None = None
+    """Bytes above the level of its entry that a launch of this plan was measured to reach, the highest of those that
+    were; None where none was."""
+
     def bytes_on(self, tier: str) -> int:
         """Bytes of one step's values on a tier, "host" or "nvme": written once a step there, and read once."""
         return sum(
@@ -131,6 +144,16 @@ class Figures:
     def above(self) -> int:
         """Bytes that a step with this plan allocates by itself."""
         return self.predicted_peak - self.level
+
+    @property
+    def measured_peak(self) -> int | None:
+        """What was measured, as a peak to be held beside the predicted one; None where nothing was."""
+        return None if self.measured_above is None else self.level + self.measured_above
+
+    @property
+    def as_predicted(self) -> bool:
+        """Whether no measurement says otherwise, by more than 1 %."""
+        return self.measured_peak is None or within(self.measured_peak, self.predicted_peak)
 
     @property
     def saved(self) -> int:

@@ -21,6 +21,13 @@ class ReportLog:
         with self._lock:
             self._reports.append(report)
 
+    def replace(self, old: Report, new: Report) -> None:
+        """Put `new` where `old` is; nothing where that is gone."""
+        with self._lock:
+            for place, report in enumerate(self._reports):
+                if report is old:
+                    self._reports[place] = new
+
     def newest(self) -> Report:
         """Raises LookupError where there is none."""
         with self._lock:
@@ -42,6 +49,11 @@ _log = ReportLog()
 def record(report: Report) -> None:
     """Make `report` the newest of this process."""
     _log.append(report)
+
+
+def amend(old: Report, new: Report) -> None:
+    """Put `new` in the place of a report of this process, which more is known of now."""
+    _log.replace(old, new)
 
 
 def report() -> Report:

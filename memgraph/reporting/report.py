@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memgraph.base.sizes import format_size
-from memgraph.reporting import picture, text, trace
+from memgraph.reporting import picture, tables, text, trace
 from memgraph.reporting.figures import Figures
 
 if TYPE_CHECKING:  # rich is imported where it is used: a process that prints no report need not load it
     from rich.console import Console, ConsoleOptions, Group
-
-WIDTH = 110  # columns of str(report), unless a name of the model needs more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,17 +36,12 @@ class Report(Figures):
         trace.write(self, path)
 
     def __repr__(self) -> str:
-        peaks = f"{format_size(self.unplanned_peak)} -> {format_size(self.predicted_peak)}"
+        unplanned = text.size_of(self.unplanned_peak, self.source_of_unplanned_peak)
+        peaks = f"{unplanned} -> {text.size_of(self.predicted_peak, self.source_of_peak)}"
         return f"<Report {self.graph!r} on {self.device}: {peaks}>"
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        file, width = io.StringIO(), max(WIDTH, text.needed_width(self))
-        # Nothing is asked of the surroundings, so that a log and a notebook show the same text.
-        console = Console(file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False)
-        console.print(self)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()
+        return tables.plain(self, text.needed_width(self))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
         yield text.layout(self, options.max_width)

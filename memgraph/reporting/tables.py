@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table as RichTable
 
+WIDTH = 110  # columns of a page as text, unless a name of the model needs more
 SENTENCE = 40  # columns at the least for sentences, where there is room
 Row = tuple[str, ...]
 
@@ -77,3 +80,27 @@ class Table:
         for row in self.rows:
             table.add_row(*map(Text, row))  # as it is: a name such as `[bold]` is no markup
         return table
+
+
+def page(title: str, answer: str, tables: Sequence[Table], width: int) -> Group:
+    """A title, the answer to a reader's first question, and tables; words are broken only where `width` needs it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [Text(title), Text(answer, style="bold")]
+    for table in tables:
+        if table.title:
+            parts.append(Text(f"\n{table.title}", style="bold"))
+        parts.append(table.render(width))
+    return Group(*parts)
+
+
+def plain(renderable: Any, needed: int) -> str:
+    """What rich would print, as text for logs.  needed: columns in which no name has to be broken."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    # Nothing is asked of the surroundings, so that a log and a notebook show the same text.
+    console = Console(file=file, width=max(WIDTH, needed), color_system=None, force_terminal=False, force_jupyter=False)
+    console.print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()

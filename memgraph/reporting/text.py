@@ -13,7 +13,7 @@ from memgraph.facts.actions import Action, Offload, Recompute, Save, Tile
 from memgraph.planner.decisions import Decision
 from memgraph.reporting.figures import Figures, Source
 from memgraph.reporting.layers import ModulePath, fold, numbered
-from memgraph.reporting.tables import Column, Kind, Row, Table
+from memgraph.reporting.tables import Column, Kind, Row, Table, page
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -31,16 +31,8 @@ HEADERS: dict[type[Action], str] = {Save: "saved", Recompute: "recomputed", Offl
 
 def layout(figures: Figures, width: int) -> Group:
     """The figures as rich text and tables. Words are broken only where `width` needs it."""
-    from rich.console import Group
-    from rich.text import Text
-
     title = f"memgraph: {figures.graph} on {figures.device}" + (" (from a warm cache)" if figures.cached else "")
-    parts: list[Any] = [Text(title), Text(summary(figures), style="bold")]
-    for table in _tables(figures):
-        if table.title:
-            parts.append(Text(f"\n{table.title}", style="bold"))
-        parts.append(table.render(width))
-    return Group(*parts)
+    return page(title, summary(figures), tuple(_tables(figures)), width)
 
 
 def needed_width(figures: Figures) -> int:
@@ -49,11 +41,14 @@ def needed_width(figures: Figures) -> int:
 
 
 def summary(figures: Figures) -> str:
-    """How much memory the plan saves, and at what price."""
+    """How much memory the plan saves, and at what price; and whether what was measured says otherwise."""
+    text = _saving(figures)
     if figures.slowdown is None:
-        return f"{_saving(figures)}; slow-down unknown"
-    kind = "slow-down" if figures.slowdown >= 0 else "speed-up"
-    return f"{_saving(figures)}; predicted {kind} {_percent(abs(figures.slowdown))}"
+        text += "; slow-down unknown"
+    else:
+        kind = "slow-down" if figures.slowdown >= 0 else "speed-up"
+        text += f"; predicted {kind} {_percent(abs(figures.slowdown))}"
+    return text if figures.as_predicted else f"{text}; measured {_off(figures)}"
 
 
 def size_of(size: int, source: Source) -> str:
@@ -117,6 +112,10 @@ def _head(figures: Figures) -> Iterator[Row]:
         spare = figures.budget - figures.reserve - figures.predicted_peak
         told += f"; {size_of(abs(spare), source)} {'to spare' if spare >= 0 else 'OVER the budget'}"
     yield "predicted peak", f"{size_of(figures.predicted_peak, source)} ({told})"
+    if figures.measured_peak is not None:
+        over = figures.budget is not None and figures.measured_peak > figures.budget - figures.reserve
+        told = ("as predicted" if figures.as_predicted else _off(figures)) + ("; OVER the budget" if over else "")
+        yield "measured peak", f"{format_size(figures.measured_peak)} (in launches of this plan; {told})"
     for tier, name in (("host", "host memory"), ("nvme", "the disk")):
         if moved := figures.bytes_on(tier):
             yield f"offloaded to {name}", f"{format_size(moved)} a step, out and back"
@@ -201,6 +200,14 @@ def _stage_rows(figures: Figures) -> Iterator[Row]:
     if figures.attempts > 1:
         yield "attempts", str(figures.attempts)
     yield from figures.versions
+
+
+def _off(figures: Figures) -> str:
+    """By how much the measured peak differs from the predicted one."""
+    assert figures.measured_peak is not None
+    off = figures.measured_peak - figures.predicted_peak
+    share = f" = {_percent(abs(off) / figures.predicted_peak)}" if figures.predicted_peak else ""
+    return f"{format_size(abs(off))}{share} {'MORE' if off > 0 else 'less'} than predicted"
 
 
 def _about(source: Source) -> str:

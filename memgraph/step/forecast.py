@@ -43,6 +43,8 @@ class OptimizerForecast:
     step_bytes: int  # the most that step() holds in temporaries, above parameters, gradients and all of the state
     method: Method
     note: str = ""  # for the report: what makes step_bytes smaller, or why something is not known
+    gradients: int = 0  # of its parameters that have none yet: they stand when it steps
+    identity: int = 0  # tells two optimizers apart that are alike
 
 
 def live_optimizers(parameters: Iterable[torch.Tensor]) -> list[torch.optim.Optimizer]:
@@ -89,6 +91,12 @@ def forecast(optimizer: torch.optim.Optimizer, device: torch.device) -> Optimize
         return OptimizerForecast(name, held + told.to_come, told.to_come, told.temporaries, Method.FAKE_STEP, note)
     except Exception as error:
         return forecast(inner, device) if inner is not None else _without_rehearsal(optimizer, device, held, error)
+
+
+def gradients_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Bytes on `device` of the gradients that its parameters do not have yet, each as large as its parameter."""
+    waiting = [p for p in _owned(optimizer) if p.requires_grad and p.grad is None]
+    return fake_memory.bytes_of(waiting, device)
 
 
 # Whose parameters

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from typing import Any, Protocol
 
 from memgraph.base.errors import BudgetError, PlanWarning
+from memgraph.step import telling
+from memgraph.step.forecast import OptimizerForecast
+from memgraph.step.launched import Launched
 from memgraph.step.meter import Meter
 from memgraph.step.recording import Moment
 from memgraph.step.returned import Dropped, Returned
 from memgraph.step.rounds import Rounds
-from memgraph.step.run import Launched
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
 # Plans that one graph keeps: another one pushes out the one that has not run for longest.
@@ -44,12 +47,31 @@ class StepGraph:
 
     room: the budget in bytes, less what the options hold back.  ends: nothing but the backward can come after its
     forward; another one leaves room for what nobody knows yet, and takes its tightest plan until a round is known.
+    name: as a user calls it.  reserve: bytes of the budget that the options hold back.
     """
 
-    def __init__(self, first: Variant, room: int, meter: Meter, rounds: Rounds, maker: Maker, *, ends: bool) -> None:
+    def __init__(
+        self,
+        first: Variant,
+        room: int,
+        meter: Meter,
+        rounds: Rounds,
+        maker: Maker,
+        *,
+        ends: bool,
+        name: str = "a graph",
+        reserve: int = 0,
+    ) -> None:
         self.room, self.meter, self.rounds, self.maker, self.ends = room, meter, rounds, maker, ends
+        self.name, self.reserve = name, reserve
+        self.first: Entry | None = None
+        """How its first launch found the world."""
+        self._forecasts: tuple[OptimizerForecast, ...] = ()
+        """What was last said of optimizers."""
         self.variants = [first]
         """The newest run last."""
+        self.made = 1
+        """How many were compiled."""
         self.offers = list(first.offers)
         self.dropped: Dropped = ()
         """The outputs that the caller drops before the backward, as the last launch has shown."""
@@ -63,25 +85,40 @@ class StepGraph:
         run = self.meter.run
         self._look_back()
         entry = self.meter.entry(args)
+        self.first = self.first or entry
+        if self.meter.forecasts is not self._forecasts:
+            self._forecasts = self.meter.forecasts
+            telling.optimizers(entry.level - entry.others, self._forecasts, self.room + self.reserve, run.say_once)
         launch = run.begin(self, entry)
         try:
             variant = self.rounds.chosen(self, launch) or self._alone(entry, args, launch)
+            self._use(variant)
+            launch.variant, launch.envelope = weakref.ref(variant), variant.envelope(entry.sizes)
+            if len(run.round) == 1:
+                self._record(launch, variant)
+            run.mark(launch, Moment.FORWARD)
+            outputs = variant.call(*args)
         except BaseException:
             launch.closed = True
             run.stop_recording()
             raise
-        self._use(variant)
-        launch.envelope = variant.envelope(entry.sizes)
-        # Whoever ends a round alone has nothing to agree upon with others.
-        if len(run.round) == 1 and not self.ends and self.rounds.learns(self, launch):
-            run.record(self.meter.device)
-        run.mark(launch, Moment.FORWARD)
-        outputs = variant.call(*args)
         if self.ends:
             launch.returned = Returned(outputs, self.room // WORTH_A_PLAN)
+            launch.counted = sum(outputs[position].untyped_storage().nbytes() for position in variant.dropped)
             self._last = launch, variant.dropped
         run.launched(launch, outputs)
         return outputs
+
+    def _record(self, launch: Launched, variant: Variant) -> None:
+        """Record the round that a launch begins, where it is not known, or its plan has not run in such a round.
+
+        Whoever ends a round alone has nothing to agree upon with others: what is between its launches is not asked for.
+        """
+        run = self.meter.run
+        circumstances = self.rounds.planned, run.generation
+        new = circumstances not in variant.recorded or (not self.ends and self.rounds.learns(self, launch))
+        if new and run.record(self.meter.device, within=self.ends):
+            variant.recorded.add(circumstances)
 
     def realised(self, offer: Offer, entry: Entry) -> Variant | None:
         """The plan of an offer, compiled; None where it cannot be."""
@@ -96,9 +133,9 @@ class StepGraph:
         if self._last is None:
             return
         (last, taken_for_dropped), self._last = self._last, None
-        if last.dropped is None:
+        if last.given_up is None:
             return
-        held = set(taken_for_dropped) - set(last.dropped)
+        held = set(taken_for_dropped) - set(last.given_up)
         if held:
             self.dropped, self._trusts = (), False
             warnings.warn(
@@ -108,7 +145,7 @@ class StepGraph:
                 stacklevel=3,
             )
         elif self._trusts:
-            self.dropped = last.dropped
+            self.dropped = last.given_up
 
     def _alone(self, entry: Entry, args: Any, launch: Launched) -> Variant:
         """The plan of a launch of which nothing but its entry is known."""
@@ -151,6 +188,7 @@ class StepGraph:
         return made
 
     def _keep(self, variant: Variant) -> None:
+        self.made += 1
         self.variants = [*self.variants[-(VARIANTS - 1) :], variant]
 
     def _use(self, variant: Variant) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from memgraph.base import compat
 from memgraph.machine.measure import allocated_bytes
-from memgraph.step.forecast import OptimizerForecast, forecast, live_optimizers
+from memgraph.step.forecast import OptimizerForecast, forecast, gradients_to_come, live_optimizers
 from memgraph.step.run import Run
 from memgraph.step.variants import Entry
 
@@ -71,6 +71,7 @@ class Meter:
         self.forecasts: tuple[OptimizerForecast, ...] = ()
         self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
         self._forecast_for: tuple[int, int, bool] | None = None
+        self._bytes_standing: dict[int, int] = {0: 0}
 
     def entry(self, args: Sequence[Any]) -> Entry:
         """The entry of a launch with these arguments."""
@@ -89,7 +90,20 @@ class Meter:
         if self._forecast_for != seen:
             self._forecast_for = seen
             self.look_ahead(parameters)
-        return Entry(level, self.to_come, tuple(compat.size_hint(args[place]) for place in self.arguments.sizes))
+        return Entry(
+            level,
+            self.to_come,
+            tuple(compat.size_hint(args[place]) for place in self.arguments.sizes),
+            gradients=self._gradients(situation.standing, args),
+            states=self.made,
+            others=held,
+        )
+
+    def _gradients(self, standing: int, args: Sequence[Any]) -> int:
+        """Bytes of gradients, added up once for each number of them."""
+        if standing not in self._bytes_standing:
+            self._bytes_standing[standing] = self.arguments.bytes_standing(args)
+        return self._bytes_standing[standing]
 
     def exact(self, entry: Entry, args: Sequence[Any]) -> Entry:
         """The same entry, counted after the garbage of reference cycles is gone."""
@@ -103,8 +117,14 @@ class Meter:
 
     def look_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
         """Find the optimizers that own the parameters, and what they will allocate."""
-        found = (forecast(optimizer, self.device) for optimizer in live_optimizers(parameters))
-        self.forecasts = tuple(found)
+        self.forecasts = tuple(
+            dataclasses.replace(
+                forecast(optimizer, self.device),
+                gradients=gradients_to_come(optimizer, self.device),
+                identity=id(optimizer),
+            )
+            for optimizer in live_optimizers(parameters)
+        )
 
     @property
     def to_come(self) -> int:

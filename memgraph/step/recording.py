@@ -5,7 +5,9 @@
 
 On CUDA the allocator's counters are read at each mark; a peak below one that was reached before is not seen. On the
 CPU, where there are none, torch's older profiler lists the allocations of the thread, and a mark is an allocation of a
-size of its own among them. Few rounds of a run are recorded, and no other one pays for it.
+size of its own among them. It runs through a round of several graphs, and within the launches alone of a graph that
+ends its rounds: between those a profiler of the user's may start. Few rounds of a run are recorded, and no other one
+pays for it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import threading
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 
 from memgraph.base import compat
-from memgraph.machine.measure import allocated_bytes
+from memgraph.machine.measure import counters
 
 _MARK = 99_991  # bytes: a prime, which no tensor of a model has
 
@@ -42,6 +45,23 @@ class Mark:
     """Bytes allocated."""
     peak: int
     """The most bytes allocated since the mark before."""
+    seen: bool = True
+    """Whether the peak is known; else it is taken for the level."""
+    since: tuple[Any, Moment] | None = None
+    """The launch and the moment of the mark before; None for the first one."""
+
+
+class Recorder(Protocol):
+    """Records the launches of one round."""
+
+    thread: threading.Thread
+    """What made it."""
+
+    def mark(self, launch: Any, moment: Moment) -> None:
+        """Note that a moment of a launch has come."""
+
+    def stop(self) -> None:
+        """End the recording: its launches have their marks then."""
 
 
 class CpuRecorder:
@@ -59,18 +79,62 @@ class CpuRecorder:
             self._marks.append((launch, moment))
             torch.empty(_MARK, dtype=torch.uint8, device="cpu")
 
-    def stop(self) -> list[Mark]:
-        """The marks of the recording, which ends here."""
-        found: list[Mark] = []
+    def stop(self) -> None:
+        """End the recording: its launches have their marks then."""
         level = peak = self._level
+        before, marks = None, iter(self._marks)
         for change in compat.stop_allocations():
-            if change == _MARK and len(found) < len(self._marks):
-                found.append(Mark(*self._marks[len(found)], level, peak))
-                peak = level
+            if change == _MARK and (now := next(marks, None)) is not None:
+                _note(Mark(*now, level, peak, since=before))
+                before, peak = now, level
             elif change != -_MARK:
                 level += change
                 peak = max(peak, level)
-        return found
+
+
+class LaunchRecorder:
+    """Records what the launches of the thread that makes it allocate, and nothing between them.
+
+    A forward begins at the level of its entry, a backward at what the launches have left since.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self._level = 0
+        self._before: tuple[Any, Moment] | None = None
+        self._running = False
+
+    def mark(self, launch: Any, moment: Moment) -> None:
+        """Note that a moment of a launch has come."""
+        if threading.current_thread() is not self.thread:
+            return
+        if moment in (Moment.FORWARD, Moment.BACKWARD):
+            self._begins(launch, moment)
+        elif self._running and self._before is not None and self._before[0] is launch:
+            changes = compat.stop_allocations()
+            self._running = False
+            peak = self._level + max(accumulate(changes, initial=0))
+            self._level += sum(changes)
+            self._note(Mark(launch, moment, self._level, peak, since=self._before))
+
+    def _begins(self, launch: Any, moment: Moment) -> None:
+        if self._running or compat.profiling():
+            return
+        self._level = launch.entry.level if moment is Moment.FORWARD else self._level - launch.dropped
+        self._note(Mark(launch, moment, self._level, self._level, seen=False, since=self._before))
+        self._running = True
+        compat.start_allocations()
+
+    def _note(self, mark: Mark) -> None:
+        _note(mark)
+        self._before = mark.launch, mark.moment
+
+    def stop(self) -> None:
+        """End the recording: its launches have their marks then."""
+        # Of a backward that has failed autograd has ended the recording, with all that it sets for a thread.
+        if self._running and self._before is not None and self._before[1] is Moment.FORWARD:
+            compat.stop_allocations()
+        self._running = False
 
 
 class CudaRecorder:
@@ -78,26 +142,38 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.thread = threading.current_thread()
-        self._device, self._found = device, list[Mark]()
-        self._highest = torch.cuda.max_memory_allocated(device)
+        self._device = device
+        self._before: tuple[Any, Moment] | None = None
+        _, self._highest = counters(device)
 
     def mark(self, launch: Any, moment: Moment) -> None:
         """Note that a moment of a launch has come."""
-        level, highest = allocated_bytes(self._device), torch.cuda.max_memory_allocated(self._device)
-        peak = highest if highest > self._highest else level
-        self._highest = max(highest, self._highest)
-        self._found.append(Mark(launch, moment, level, peak))
+        level, highest = counters(self._device)
+        # Lower than it was: the user has reset it since the mark before.
+        seen = highest != self._highest
+        self._highest = highest
+        _note(Mark(launch, moment, level, highest if seen else level, seen, self._before))
+        self._before = launch, moment
 
-    def stop(self) -> list[Mark]:
-        """The marks of the recording, which ends here."""
-        return self._found
+    def stop(self) -> None:
+        """End the recording: its launches have their marks then."""
 
 
-def recorder(device: torch.device, level: int) -> CpuRecorder | CudaRecorder | None:
-    """A recorder that has begun; None where the CPU cannot be recorded now.  level: bytes allocated on the device."""
+def _note(mark: Mark) -> None:
+    """Tell a launch. With a graph that is kept for a second backward, the first one counts."""
+    mark.launch.marks.setdefault(mark.moment, mark)
+
+
+def recorder(device: torch.device, level: int, *, within: bool) -> Recorder | None:
+    """A recorder that has begun; None where the CPU cannot be recorded now.
+
+    level: bytes allocated on the device.  within: what runs between the launches is not asked for.
+    """
     if device.type == "cuda":
         return CudaRecorder(device)
-    # The end of a recording must come on the same thread: only the main thread is sure to come again.
-    if compat.profiling() or threading.current_thread() is not threading.main_thread():
+    if compat.profiling():
         return None
-    return CpuRecorder(level)
+    if within:
+        return LaunchRecorder()
+    # The end of a recording must come on the same thread: only the main thread is sure to come again.
+    return CpuRecorder(level) if threading.current_thread() is threading.main_thread() else None

@@ -6,13 +6,16 @@ import dataclasses
 import logging
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Protocol
 
 from memgraph.base.errors import PlanWarning
 from memgraph.base.sizes import format_size
+from memgraph.step import telling
 from memgraph.step.joint import Launch, Option, choose
+from memgraph.step.launched import Launched
 from memgraph.step.recording import Mark, Moment
-from memgraph.step.run import Launched, Run
+from memgraph.step.run import Run
 from memgraph.step.variants import Entry, Envelope, Offer, Sizes, Variant
 
 # Plans of one graph in a round: each of them is compiled.
@@ -67,6 +70,11 @@ class Rounds:
         self._present: tuple[Chosen, ...] = ()
         self._tried: set[tuple[int, ...]] = set()
         self._learned: dict[tuple[int, Sizes], Known] = {}
+
+    @property
+    def planned(self) -> bool:
+        """Whether the plans of the present round were chosen together."""
+        return bool(self._present)
 
     def learns(self, graph: PlannedGraph, launch: Launched) -> bool:
         """Whether the round that a launch begins is not known yet."""
@@ -150,7 +158,7 @@ class Rounds:
             if places is None:
                 slack, places = 0, choose(launches, room, PLANS)
             if places is None:
-                _warn(launches, room)
+                self._warn(known, launches, room)
                 return ()
             picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
             compiled = [plan for plan in picked if isinstance(plan, Variant)]
@@ -163,22 +171,25 @@ class Rounds:
                     graph.realised(plan, launch.entry)
         return ()  # not reached: the last try has compiled plans alone
 
-
-def _warn(launches: list[Launch], room: int) -> None:
-    """Say that no choice of plans keeps a step within the room, and how much would do."""
-    low, high = room, 2 * room
-    while choose(launches, high, PLANS) is None and high < 64 * room:
-        high *= 2
-    while high - low > max(1, room // 512):
-        middle = (low + high) // 2
-        low, high = (low, middle) if choose(launches, middle, PLANS) is not None else (middle, high)
-    warnings.warn(
-        f"a step of {len(launches)} launches of compiled graphs does not stay within the budget of "
-        f"{format_size(room)} by any choice of their plans, as the last one was recorded: about {format_size(high)} "
-        "would do. They run at their lightest.",
-        PlanWarning,
-        stacklevel=2,
-    )
+    def _warn(self, known: Known, launches: list[Launch], room: int) -> None:
+        """Say that no choice of plans keeps a step within the room, what is to blame, and how much would do."""
+        low, high = room, 2 * room
+        while choose(launches, high, PLANS) is None and high < 64 * room:
+            high *= 2
+        while high - low > max(1, room // 512):
+            middle = (low + high) // 2
+            low, high = (low, middle) if choose(launches, middle, PLANS) is not None else (middle, high)
+        alone = [dataclasses.replace(launch, outside_forward=0, outside_backward=0) for launch in launches]
+        if choose(alone, room, PLANS) is not None:
+            reached = _outside(known, launches)
+            if telling.outside_alone(reached, room, high, self.run.say_once):
+                return
+        text = (
+            f"a step of {len(launches)} launches of compiled graphs does not stay within the budget of "
+            f"{format_size(room)} by any choice of their plans, as the last one was recorded: about "
+            f"{format_size(high)} would do. They run at their lightest."
+        )
+        warnings.warn(text, PlanWarning, stacklevel=2)
 
 
 Menu = list[tuple[Option, "Variant | Offer"]]
@@ -221,6 +232,18 @@ def _launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu], 
             )
         )
     return found
+
+
+def _outside(known: Known, launches: list[Launch]) -> Iterator[tuple[Mark, int]]:
+    """What others reach before each forward and backward, where all plans hold the least that there is."""
+    least = [min(option.envelope.held for option in launch.menu) for launch in launches]
+    for number, ((launched, _), launch) in enumerate(zip(known, launches, strict=True)):
+        forward, backward = launched.marks[Moment.FORWARD], launched.marks.get(Moment.BACKWARD)
+        held = sum(least[other] for other in launch.open_in_forward)
+        yield forward, launch.before_forward + held + launch.outside_forward
+        if backward is not None:
+            held = least[number] + sum(least[other] for other in launch.open_in_backward)
+            yield backward, launch.before_backward + held + launch.outside_backward
 
 
 def _levels(launches: list[Launch], places: tuple[int, ...]) -> list[int]:

@@ -6,50 +6,25 @@ micro-batch of it. What a round was is known only after it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memgraph.base import compat
+from memgraph.base.errors import PlanWarning
 from memgraph.machine import measure
-from memgraph.step.recording import CpuRecorder, CudaRecorder, Mark, Moment, recorder
-from memgraph.step.returned import Dropped, Returned
-from memgraph.step.variants import Entry, Envelope
-
-
-@dataclasses.dataclass(eq=False)
-class Launched:
-    """One forward of a round, and its backward. It keeps no graph alive."""
-
-    graph: weakref.ref[Any]
-    """The StepGraph."""
-    entry: Entry
-    open_in_forward: tuple[int, ...]
-    """The launches that were open when it began, by their numbers in the round."""
-    envelope: Envelope | None = None
-    """What its plan takes with its sizes; None where that is not known."""
-    open_in_backward: tuple[int, ...] = ()
-    """The others that were open when its backward began."""
-    marks: dict[Moment, Mark] = dataclasses.field(default_factory=dict)
-    """What was recorded of it."""
-    node: weakref.ref[Any] | None = None
-    """Autograd's node: without it no backward can come."""
-    closed: bool = False
-    returned: Returned | None = None
-    """Its outputs; None where nobody asks about them."""
-    dropped: Dropped | None = None
-    """Those that the caller did not hold any more when its backward began; None where that is not known."""
-
-    @property
-    def open(self) -> bool:
-        """Whether its saved values are allocated."""
-        return not self.closed and (self.node is None or self.node() is not None)
+from memgraph.reporting.step_report import StepReport
+from memgraph.step import telling
+from memgraph.step.launched import Launched
+from memgraph.step.ledger import Ledger
+from memgraph.step.recording import Moment, Recorder, recorder
+from memgraph.step.variants import Entry
 
 
 class Run:
@@ -62,7 +37,9 @@ class Run:
         """The launches of the present round, in the order of their forwards."""
         self.last: list[Launched] = []
         """Those of the round before."""
-        self._recorder: CpuRecorder | CudaRecorder | None = None
+        self.ledger = Ledger()
+        self._recorder: Recorder | None = None
+        self._said: set[Hashable] = set()
         self.generation = 0
         """How many times an optimizer has made state for parameters that had none."""
 
@@ -82,30 +59,55 @@ class Run:
             if not self.depth():
                 self.stop_recording()
                 self.last, self.round = self.round, []
-            launch = Launched(weakref.ref(graph), entry, self._open())
+                self.ledger.begin(self.round)
+            launch = Launched(
+                weakref.ref(graph),
+                entry,
+                self.round,
+                self._open(),
+                name=graph.name,
+                device=graph.meter.device,
+                budget=graph.room + graph.reserve,
+                reserve=graph.reserve,
+                forecasts=graph.meter.forecasts,
+            )
             self.round.append(launch)
             return launch
 
-    def record(self, device: torch.device) -> None:
-        """Record the round that has just begun."""
-        self._recorder = recorder(device, self.round[0].entry.level)
+    def record(self, device: torch.device, *, within: bool = False) -> bool:
+        """Record the round that has just begun, if that can be.  within: its launches, and not what is between them."""
+        self._recorder = recorder(device, self.round[0].entry.level, within=within)
+        return self._recorder is not None
 
     def stop_recording(self) -> None:
         """End a recording, if there is one and this thread began it; its launches know of it then."""
         found = self._recorder
         if found is not None and found.thread is threading.current_thread():
             self._recorder = None
-            for mark in found.stop():
-                mark.launch.marks.setdefault(mark.moment, mark)
+            found.stop()
+            for launch in self.round:
+                telling.measured(launch, self.say_once)
 
     def mark(self, launch: Launched, moment: Moment) -> None:
         """Tell the recording, if there is one."""
         if self._recorder is not None:
             self._recorder.mark(launch, moment)
+            if moment is Moment.END:
+                telling.measured(launch, self.say_once)
+
+    def say_once(self, what: Hashable, text: str) -> None:
+        """Warn of something, unless that was done."""
+        with self._lock:
+            if what in self._said:
+                return
+            self._said.add(what)
+        warnings.warn(text, PlanWarning, stacklevel=2)
 
     def launched(self, launch: Launched, outputs: Any) -> None:
         """A forward has returned: it is open until its backward has run, or nothing can run it any more."""
         self.mark(launch, Moment.RETURN)
+        if self._recorder is not None:
+            launch.watch(outputs)
         node = compat.compiled_node(outputs)
         if node is None:  # nothing of it is differentiated
             launch.closed = True
@@ -114,9 +116,9 @@ class Run:
 
         def begins(*_: Any) -> None:
             with self._lock:
-                launch.open_in_backward = tuple(number for number in self._open() if self.round[number] is not launch)
+                launch.backward_begins(tuple(number for number in self._open() if self.round[number] is not launch))
                 if launch.returned is not None and self.round[-1] is launch:
-                    launch.dropped = launch.returned.dropped()
+                    launch.given_up = launch.returned.dropped()
             self.mark(launch, Moment.BACKWARD)
 
         def ends(*_: Any) -> None:
@@ -148,6 +150,18 @@ def current() -> Run:
     run = Run()
     register_optimizer_step_post_hook(run.stepped)
     return run
+
+
+def step_report(device: torch.device | str | None = None) -> StepReport:
+    """What a step of training takes on a device: launches, optimizers, what ran outside; predicted and measured.
+
+    device: by default that of the newest launch. Raises LookupError where no graph was launched that is trained under a
+    budget in bytes.
+    """
+    run = current()
+    if not run.depth():  # a recording of a round that is over tells nothing more
+        run.stop_recording()
+    return run.ledger.report(None if device is None else torch.device(device))
 
 
 @functools.wraps(measure.measure_peak)

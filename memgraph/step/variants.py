@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from memgraph.planner.decisions import Timeline
+from memgraph.reporting.report import Report
 from memgraph.step.returned import Dropped
 
 Sizes = tuple[int, ...]
@@ -55,11 +56,30 @@ class Entry:
     """Bytes that will be allocated later in the run and stay: the state of optimizers."""
     sizes: Sizes = ()
     """The values of the graph's symbolic sizes, in the order of its inputs; () where all sizes are fixed."""
+    gradients: int = 0
+    """Bytes of the level: gradients of the graph's parameters."""
+    states: int = 0
+    """Bytes of the level: the state of the optimizers that own these."""
+    others: int = 0
+    """Bytes of the level: what open launches hold until their backward."""
 
     @property
     def lasting(self) -> int:
         """The level at which this launch will begin in later steps."""
         return self.level + self.to_come
+
+    def grown_since(self, first: Entry, optimizers: str) -> Iterator[tuple[str, int]]:
+        """What stands now and did not at an earlier entry of the same graph, in bytes.  optimizers: their names."""
+        more = self.level - first.level
+        for what, size in (
+            ("gradients that stand already", self.gradients - first.gradients),
+            (f"state of {optimizers}", self.states - first.states),
+            ("held by other graphs until their backward", self.others - first.others),
+            ("other tensors", more),
+        ):
+            if (size := min(size, more)) > 0:
+                yield what, size
+                more -= size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +113,10 @@ class Variant:
     """The outputs that the plan does not hold until the backward."""
     plain: bool = False
     """It is about as fast as Inductor's own partition."""
+    report: Report | None = None
+    """What the process's log says of it; None where nothing does."""
+    recorded: set[Hashable] = dataclasses.field(default_factory=set)
+    """The circumstances in which a launch of it was recorded."""
 
     def envelope(self, sizes: Sizes) -> Envelope | None:
         """What it takes with some sizes; None where that is not known.

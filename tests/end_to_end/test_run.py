@@ -153,3 +153,29 @@ def test_no_compiled_graph_keeps_its_inputs_alive():
     gone = weakref.ref(x)
     del x
     assert gone() is None
+
+
+def test_the_step_report_says_what_a_step_takes_and_what_was_measured():
+    module, x = model(), torch.randn(TOKENS, WIDTH)
+    above, baseline = unplanned(module, x)
+    parameters = sum(p.nbytes for p in module.parameters())
+    optimizer = torch.optim.AdamW(module.parameters())
+    budget = baseline + 2 * parameters + int(0.75 * above)
+    loss = compiled(module, budget=budget)
+    for _ in range(3):
+        loss(x).backward()
+        report = memgraph.step_report()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert report.budget == budget and report.as_predicted
+    measured = [some.measured_peak for some in report.rounds[-3:]]
+    assert measured[1] - measured[0] == pytest.approx(2 * parameters, rel=0.01)  # its state
+    assert measured[2] is None and report.measured_peak == measured[1] <= budget
+    assert report.measured_peak == pytest.approx(report.predicted_peak, rel=0.01)
+    (adam,) = report.optimizers
+    assert adam.made == pytest.approx(2 * parameters, rel=0.01) and adam.to_come == 0
+    assert dict(report.grown)["state of AdamW"] == adam.made
+    plan = memgraph.report()
+    assert plan.as_predicted and plan.measured_peak == pytest.approx(plan.predicted_peak, rel=0.01)
+    peak = memgraph.measure_peak(lambda: loss(x).backward())
+    assert peak == pytest.approx(report.measured_peak, rel=0.01)

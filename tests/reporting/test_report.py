@@ -393,3 +393,8 @@ def test_without_matplotlib_the_picture_says_what_to_install(monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # an import of it fails
     with pytest.raises(ModuleNotFoundError, match=r"torch-memgraph\[plot\]"):
         example().plot(tmp_path / "report.png")
+
+
+def test_a_module_path_with_a_digit_that_is_no_number():
+    odd = dataclasses.replace(example(), decisions=(Decision("a", 1, Save(), "layers.²", "", 0.0, FITS),))
+    assert "layers.²" in str(odd)

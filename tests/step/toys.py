@@ -8,6 +8,7 @@ import gc
 import torch
 
 from memgraph.base.errors import BudgetError
+from memgraph.step.forecast import OptimizerForecast
 from memgraph.step.graph import StepGraph
 from memgraph.step.rounds import Rounds
 from memgraph.step.run import Run
@@ -66,9 +67,10 @@ class CountingMeter:
     run: Run
     to_come: int = 0
     device: torch.device = torch.device("cpu")
+    forecasts: tuple[OptimizerForecast, ...] = ()
 
     def entry(self, args) -> Entry:
-        return Entry(self.toy.level, self.to_come)
+        return Entry(self.toy.level, self.to_come, others=self.run.held())
 
     def exact(self, entry: Entry, args) -> Entry:
         gc.collect()

@@ -1,0 +1,36 @@
+"""A step report: what a step of training takes, as planned and as measured, to print and to keep as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memgraph.base.sizes import format_size
+from memgraph.reporting import step_text, tables
+from memgraph.reporting.step_figures import StepFigures
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, Group
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class StepReport(StepFigures):
+    """A step of training: frozen, hashable, and JSON gives it back as it was.
+
+    `str(report)` is plain text for logs, and fits a screen; `rich.print(report)` fits it to the terminal.
+    """
+
+    @property
+    def summary(self) -> str:
+        """The answer to the first question of a reader: is the budget kept?"""
+        return step_text.summary(self)
+
+    def __repr__(self) -> str:
+        return f"<StepReport on {self.device}: {self.summary}; budget {format_size(self.budget)}>"
+
+    def __str__(self) -> str:
+        return tables.plain(self, step_text.needed_width(self))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
+        yield step_text.layout(self, options.max_width)

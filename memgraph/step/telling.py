@@ -1,0 +1,92 @@
+"""What is said while a run goes on: what was measured, and what passes the budget though no plan can help it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+
+from memgraph.base.sizes import format_size
+from memgraph.reporting import log
+from memgraph.step.forecast import OptimizerForecast
+from memgraph.step.launched import Launched
+from memgraph.step.recording import Mark, Moment
+
+Say = Callable[[Hashable, str], None]
+"""Warns of something, by what it is and a text, unless that was done."""
+
+
+def measured(launch: Launched, say: Say) -> None:
+    """Put what was measured of a launch into the report of its plan, and warn where it passed the budget."""
+    above = launch.measured_above
+    variant = None if launch.variant is None else launch.variant()
+    if above is None or variant is None or launch.envelope is None:
+        return
+    report = variant.report
+    # Reports are of the sizes that a plan was made for.
+    if report is not None and report.above == launch.envelope.peak and above > (report.measured_above or -1):
+        variant.report = dataclasses.replace(report, measured_above=above)
+        log.amend(report, variant.report)
+    peak = launch.measured_peak
+    predicted = launch.predicted_peak
+    if peak is not None and predicted is not None and peak > launch.budget >= predicted:
+        say(
+            ("launch", launch.graph),
+            f"{launch.name} has reached {format_size(peak)}, above its budget of {format_size(launch.budget)}: it was "
+            f"predicted to reach {format_size(predicted)}. print(memgraph.step_report()) shows the step.",
+        )
+
+
+def step_peaks(level: int, forecasts: Iterable[OptimizerForecast]) -> list[tuple[OptimizerForecast, int]]:
+    """What each optimizer's `step()` reaches by its forecast, in bytes.
+
+    level: what is allocated when a step of training begins; to this come all gradients and all state.
+    """
+    known = {forecast.identity: forecast for forecast in forecasts}.values()
+    stands = level + sum(forecast.state_to_come + forecast.gradients for forecast in known)
+    return [(forecast, stands + forecast.step_bytes) for forecast in known]
+
+
+def optimizers(level: int, forecasts: Iterable[OptimizerForecast], budget: int, say: Say) -> None:
+    """Warn of optimizers whose step passes the budget by itself: no plan of a graph can help that."""
+    for forecast, peak in step_peaks(level, forecasts):
+        if peak > budget:
+            held = f"{format_size(forecast.step_bytes)} of temporaries"
+            say(
+                ("optimizer", forecast.name, forecast.step_bytes),
+                f"{forecast.name}.step() will reach {format_size(peak)} by its forecast, above the budget of "
+                f"{format_size(budget)}: parameters, gradients, all of its state, what else is allocated, and {held}. "
+                f"{forecast.note or 'No option of it is known to lower that.'}",
+            )
+
+
+def between(mark: Mark) -> tuple[str, str]:
+    """What ran before a mark, and what after it, to read."""
+    after = f"{_part(mark.moment)} of {mark.launch.name}"
+    if mark.since is None:
+        return "the start", after
+    launch, moment = mark.since
+    return f"{_part(moment)} of {launch.name}", after
+
+
+def _part(moment: Moment) -> str:
+    return "forward" if moment in (Moment.FORWARD, Moment.RETURN) else "backward"
+
+
+def outside_alone(marks: Iterable[tuple[Mark, int]], room: int, enough: int, say: Say) -> bool:
+    """Warn where what runs outside of the graphs passes the room by itself; whether it does.
+
+    marks: moments at which something had run outside, with what it reaches where all graphs are at their lightest.
+    enough: the room that would do.
+    """
+    mark, reached = max(marks, key=lambda pair: pair[1], default=(None, 0))
+    if mark is None or reached <= room:
+        return False
+    before, after = between(mark)
+    say(
+        ("outside", before, after),
+        f"what runs outside of the compiled graphs, between the {before} and the {after}, takes "
+        f"{format_size(mark.peak - mark.level)} and reaches {format_size(reached)} even where all graphs are at their "
+        f"lightest, above the budget of {format_size(room)}: no plan can help that. Compile it together with "
+        f"the graphs; else a budget of about {format_size(enough)} would do. The graphs run at their lightest.",
+    )
+    return True
