@@ -84,6 +84,8 @@ class StepGraph:
         """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
         run = self.meter.run
         self._look_back()
+        if self.first is None:  # Dynamo has just compiled it
+            self.meter.tidy()
         entry = self.meter.entry(args)
         self.first = self.first or entry
         if self.meter.forecasts is not self._forecasts:
@@ -190,6 +192,7 @@ class StepGraph:
     def _keep(self, variant: Variant) -> None:
         self.made += 1
         self.variants = [*self.variants[-(VARIANTS - 1) :], variant]
+        self.meter.tidy()
 
     def _use(self, variant: Variant) -> None:
         if variant is not self.variants[-1] and variant in self.variants:

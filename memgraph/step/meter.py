@@ -105,6 +105,11 @@ class Meter:
             self._bytes_standing[standing] = self.arguments.bytes_standing(args)
         return self._bytes_standing[standing]
 
+    def tidy(self) -> None:
+        """Free what a compilation has left: reference cycles of Dynamo hold the inputs of the step that it ran in."""
+        gc.collect()
+        self._levels.clear()
+
     def exact(self, entry: Entry, args: Sequence[Any]) -> Entry:
         """The same entry, counted after the garbage of reference cycles is gone."""
         gc.collect()
