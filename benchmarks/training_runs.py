@@ -10,11 +10,12 @@ smallest one that the error names is run as well.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,20 +47,26 @@ def main(
     """Measure, print, and write to benchmarks/results."""
     harness.use_few_threads()
     record, rows = harness.Record(name), []
-    with tempfile.TemporaryDirectory() as folder:
-        hook = Path(folder) / "allocations.so"
-        source = Path(__file__).with_name("allocations.c")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(hook), "-ldl", "-lpthread"], check=True)
-        environment = {"LD_PRELOAD": str(hook)}
+    with allocator_hook() as environment:
         for run in only.split(","):
             plain = _run({"run": run, "budget": None}, environment)
             rows.append(plain)
             for budget in RUNS[run]:
                 row = _run({"run": run, "budget": budget * MIB}, environment)
-                rows.append(_compared(row, plain))
+                rows.append(compared(row, plain))
                 if "refused" in row:
-                    rows.append(_compared(_run({"run": run, "budget": row["refused"]}, environment), plain))
+                    rows.append(compared(_run({"run": run, "budget": row["refused"]}, environment), plain))
             print(record.write("Training runs", {"rows": rows}, body(rows)), flush=True)
+
+
+@contextlib.contextmanager
+def allocator_hook() -> Iterator[dict[str, str]]:
+    """The environment of a process whose allocator is counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        hook = Path(folder) / "allocations.so"
+        source = Path(__file__).with_name("allocations.c")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(hook), "-ldl", "-lpthread"], check=True)
+        yield {"LD_PRELOAD": str(hook)}
 
 
 def _run(task: Task, environment: dict[str, str]) -> Result:
@@ -69,7 +76,8 @@ def _run(task: Task, environment: dict[str, str]) -> Result:
     return task | row
 
 
-def _compared(row: Result, plain: Result) -> Result:
+def compared(row: Result, plain: Result) -> Result:
+    """The row of a run, with the largest difference of a loss from plain Inductor's, relative to it."""
     if "losses" in row:
         pairs = zip(row["losses"], plain["losses"], strict=True)
         row["difference"] = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
@@ -99,24 +107,32 @@ def measure(task: Task) -> Iterator[Result]:
     """Losses and peaks of the steps of one run, or the smallest budget of its error."""
     import torch
 
+    torch.manual_seed(0)
+    yield measured(_steps(task["run"], backend(task["budget"])))
+
+
+def backend(budget: int | None) -> dict[str, Any]:
+    """The arguments of `compile`: plain Inductor without a budget."""
+    return {"backend": "inductor"} if budget is None else {"backend": "memgraph", "options": {"budget": budget}}
+
+
+def measured(steps: Iterable[Callable[[], float]]) -> Result:
+    """Losses and peaks of steps, or the smallest budget of an error, and how many steps came before it."""
     import memgraph
 
     hook = ctypes.CDLL(None)
     hook.mh_peak.restype = ctypes.c_long
-    torch.manual_seed(0)
-    options = {} if task["budget"] is None else {"options": {"budget": task["budget"]}}
-    how = {"backend": "memgraph" if options else "inductor"} | options
     losses: list[float] = []
     peaks: list[int] = []
     try:
-        for step in _steps(task["run"], how):
+        for step in steps:
             hook.mh_reset()
             losses.append(step())
             peaks.append(hook.mh_peak())
     except memgraph.BudgetError as error:
-        yield {"refused": error.minimum}
-        return
-    yield {"losses": losses, "peaks": peaks, "plans": len(memgraph.reports())}
+        harness.say(str(error))
+        return {"refused": error.minimum, "after": len(peaks), "peaks": peaks}
+    return {"losses": losses, "peaks": peaks, "plans": len(memgraph.reports())}
 
 
 def _steps(run: str, how: dict[str, Any]) -> Iterator[Callable[[], float]]:
@@ -146,20 +162,25 @@ def _steps(run: str, how: dict[str, Any]) -> Iterator[Callable[[], float]]:
 
 def _llama(run: str, how: dict[str, Any]) -> tuple[Any, Callable[[int], Any]]:
     import torch
-    import transformers
 
-    layers = 4 if run == "layers_one_by_one" else 2
     vocabulary = 128 if run == "layers_one_by_one" else 2048
-    config = transformers.LlamaConfig(
-        hidden_size=128, intermediate_size=352, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=4,
-        vocab_size=vocabulary, use_cache=False,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).train()
+    model = llama(4 if run == "layers_one_by_one" else 2, vocabulary)
     if run == "layers_one_by_one":
         for layer in model.model.layers:
             layer.compile(**how)
     tokens = 512 if run == "layers_one_by_one" else 256
     return model, lambda length: torch.randint(0, vocabulary, (4, length if run == "lengths" else tokens))
+
+
+def llama(layers: int, vocabulary: int) -> Any:
+    """A small one, to be trained."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=128, intermediate_size=352, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=4,
+        vocab_size=vocabulary, use_cache=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).train()
 
 
 def _chain() -> tuple[Any, Callable[[int], Any]]:

@@ -21,7 +21,15 @@ The rooms, each of which uses only those below it (docs/architecture.md has the 
 
 from typing import TYPE_CHECKING, Any
 
-from memgraph.base.errors import BudgetError, MemgraphError, OffloadError, OptionsError, PlanWarning, VerifyError
+from memgraph.base.errors import (
+    BudgetError,
+    MemgraphError,
+    OffloadError,
+    OptionsError,
+    PlanWarning,
+    RanksError,
+    VerifyError,
+)
 from memgraph.machine.hardware import Hardware
 from memgraph.reporting.log import report, reports
 from memgraph.reporting.report import Report
@@ -39,6 +47,7 @@ __all__ = [
     "OffloadError",
     "OptionsError",
     "PlanWarning",
+    "RanksError",
     "Report",
     "StepReport",
     "VerifyError",

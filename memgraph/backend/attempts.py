@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from memgraph.backend.alike import name_of_plan
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
@@ -116,8 +117,14 @@ class Attempts:
 
     def run(self) -> Variant:
         """The compiled graph.  Raises BudgetError, OffloadError, and whatever stands in the way of a plan."""
+        ranks = self.job.purpose.ranks
         with kernel_scratch.looking_up(self.kernels):
-            return self._with_room(REPLANNED)
+            if ranks is None:
+                return self._with_room(REPLANNED)
+            with ranks.telling():
+                found = self._with_room(0)  # a rank that planned anew would have another plan
+            ranks.same(f"the plan of {self.job.name}", found.name)
+            return found
 
     def _with_room(self, replans: int) -> Variant:
         """The compiled graph, with the tiers' room for one step taken before it first runs, until it is dropped.
@@ -145,7 +152,7 @@ class Attempts:
         if wanted.fraction is not None:
             wanted = self._share_of_unplanned(wanted)
         place = Record(self.job, wanted, self.options)
-        kept, lowest = self._accepted(place), self._lowest(wanted)
+        kept, lowest = self._remembered(place, wanted)
         step: Next | None = first_attempt(wanted, kept, lowest, self._limit(wanted))
         tried: list[Attempt] = []
         while step is not None and len(tried) < ATTEMPTS:
@@ -164,6 +171,15 @@ class Attempts:
                 return self._variant(found.compiled, accepted, found.report, lowered), found.tier_bytes
             step = step.after(found, limit)
         raise self._error(wanted, tried, lowest)
+
+    def _remembered(self, place: Record, wanted: Bound) -> tuple[Accepted | None, Lowest | None]:
+        """What earlier compilations have left; nothing where it is not the same on all ranks."""
+        kept, lowest, ranks = self._accepted(place), self._lowest(wanted), self.job.purpose.ranks
+        if ranks is not None:
+            mine = repr((lowest, kept and (kept.bound, name_of_plan(kept.report))))
+            if not ranks.agree("what is remembered", mine, lambda said: len(set(said)) == 1):
+                return None, None
+        return kept, lowest
 
     def _accepted(self, place: Record) -> Accepted | None:
         """The plan that was accepted before, where it keeps the budget now, and this machine has all of its tiers."""
@@ -221,6 +237,7 @@ class Attempts:
             dropped=job.purpose.dropped,
             plain=report.predicted_time <= PLAIN * report.unplanned_time,
             report=report,
+            name=name_of_plan(plan.report),
         )
 
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
@@ -238,7 +255,7 @@ class Attempts:
             device=str(job.device),
             baseline=job.baseline,
             to_come=job.entry.to_come,
-            budget=job.budget if limit is None else job.entry.lasting + wanted.reserve + limit,
+            budget=job.budget if limit is None else job.outside + wanted.reserve + limit,
             stages=job.stages(),
             notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes()),
             attempts=number,
@@ -292,17 +309,20 @@ class Attempts:
             above = lowest.above
         elif wanted.bytes is not None:
             record_of_lowest(self.job).write(Lowest(best.bound, above))
-        held = self.job.entry.lasting + wanted.reserve
+        held = self.job.outside + wanted.reserve
         limit = self._limit(wanted, best.planned)
         assert limit is not None  # without a bound no plan is refused
         minimum, budget = held + above + SLACK, held + limit
+        purpose = self.job.purpose
+        if purpose.tightest:  # before the first backward each launch leaves its values, and after it its gradients
+            minimum += purpose.again * max(Envelope.of(best.report.timeline).held, purpose.gradients)
         return budget_error(
             best.report,
             best.planned,
             self.options,
             minimum=minimum,
             budget=budget,
-            unfinished=self.job.purpose.tightest,
+            unfinished=purpose.tightest,
             entry=self.job.entry,
         )
 

@@ -27,7 +27,15 @@ from memgraph.backend.outcome import without_plan
 from memgraph.backend.progress import Progress
 from memgraph.backend.rules import warn_of_unmatched
 from memgraph.base import compat
-from memgraph.base.errors import BudgetError, GraphError, MemgraphError, OffloadError, OptionsError, PlanWarning
+from memgraph.base.errors import (
+    BudgetError,
+    GraphError,
+    MemgraphError,
+    OffloadError,
+    OptionsError,
+    PlanWarning,
+    RanksError,
+)
 from memgraph.base.fingerprint import source_folders
 from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
@@ -39,7 +47,7 @@ from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
 
 # A run must not go on without what they speak of.
-LOUD = (OptionsError, BudgetError, OffloadError)
+LOUD = (OptionsError, BudgetError, OffloadError, RanksError)
 
 _logger = logging.getLogger(__name__)
 
@@ -58,8 +66,8 @@ class Compilation:
     def run(self) -> Any:
         """The compiled callable.
 
-        Raises BudgetError, OffloadError, and what plain Inductor raises for the graph; with `strict` also whatever
-        stands in the way of a plan, VerifyError for one.
+        Raises BudgetError, OffloadError, RanksError, and what plain Inductor raises for the graph; with `strict` also
+        whatever stands in the way of a plan, VerifyError for one.
         """
         if not trains(self.job.gm, self.job.inputs):
             return lower(self.job, None, cache=self.options.cache)[0]

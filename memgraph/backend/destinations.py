@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -52,6 +53,19 @@ def tiers(options: Options, hardware: Hardware, here: bool = True, device: torch
         notes = (note,) if note else ()
         found.append(_nvme(wanted.nvme, hardware, device, here, gpudirect))
     return Tiers(tuple(found), wanted.min_bytes, notes)
+
+
+def for_launches(found: Tiers, launches: int) -> Tiers:
+    """The tiers of a graph that is launched several times before its first backward: all launches share the room."""
+    if launches == 1:
+        return found
+    parts = (
+        dataclasses.replace(tier, capacity=tier.capacity // launches, why=f"{tier.why}; {launches} launches share it")
+        if tier.capacity is not None
+        else tier
+        for tier in found.tiers
+    )
+    return dataclasses.replace(found, tiers=tuple(parts))
 
 
 def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here: bool) -> Tier:

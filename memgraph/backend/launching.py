@@ -10,16 +10,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memgraph.backend.alike import ranks_of
 from memgraph.backend.attempts import Attempts
 from memgraph.backend.inductor import Job
 from memgraph.backend.progress import Progress
 from memgraph.backend.training import Purpose
 from memgraph.base import compat
-from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
+from memgraph.base.errors import BudgetError, OffloadError, PlanWarning, RanksError
 from memgraph.base.sizes import format_size
 from memgraph.step import run
 from memgraph.step.graph import StepGraph
 from memgraph.step.meter import Arguments, Meter
+from memgraph.step.ranks import SharedMeter
 from memgraph.step.returned import Dropped
 from memgraph.step.rounds import Rounds
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
@@ -33,6 +35,9 @@ class Launching:
     def __init__(self, job: Job, attempts: Callable[..., Attempts]) -> None:
         self.job, self.attempts = job, attempts
         self.meter = Meter(job.device, Arguments.of(job.inputs), run.current())
+        self.ranks = ranks_of(job.gm, job.inputs)
+        if self.ranks is not None:
+            self.meter = SharedMeter(self.meter, self.ranks)
         self.known: compat.Captured | None = None
         self.first_entry = Entry(0)
         self.budget: int | None = None
@@ -48,9 +53,10 @@ class Launching:
         """
         self.meter.run.stop_recording()  # kernels are tried while a graph is planned, which a profiler would forbid
         if self.job.options.budget is None or isinstance(self.job.options.budget, float):
-            return self.attempts(self.job).run().call  # no level of memory decides about such a plan
+            # No level of memory decides about such a plan.
+            return self.attempts(self.job, Purpose(ranks=self.ranks)).run().call
         self.known = compat.captured(self.job.gm, self.job.inputs)
-        self.ends = compat.returns_a_loss(self.job.gm)
+        self.ends = self.meter.ends = compat.returns_a_loss(self.job.gm)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
         bounds = tuple(compat.largest(given) or 0 for given in self.job.inputs if compat.is_size(given))
         if any(bounds):  # the user has said how large they get: one plan for all of them, if that can be
@@ -61,7 +67,7 @@ class Launching:
 
     def _started(self, entry: Entry) -> Callable[..., Any]:
         together = not self.ends or self.meter.run.depth() > 0
-        attempts = self.attempts(self.job, Purpose(entry, tightest=not self.ends, offers=together))
+        attempts = self.attempts(self.job, self._purpose(entry, self.job.inputs, offers=together))
         first = attempts.run()
         self.budget = attempts.job.budget
         if self.known is None or self.budget is None:
@@ -70,9 +76,17 @@ class Launching:
             self.job, gm=self.known.graph, inputs=self.known.inputs, progress=Progress(self.job.options.progress)
         )
         self.sizes.append(entry.sizes)
-        name, reserve = self.job.name, self.job.options.held_back
+        reserve, alike = self.job.options.held_back, self.ranks is not None
         self.graph = StepGraph(
-            first, self.budget - reserve, self.meter, _rounds(), self, ends=self.ends, name=name, reserve=reserve
+            first,
+            self.budget - reserve,
+            self.meter,
+            _rounds(),
+            self,
+            ends=self.ends,
+            name=self.job.name,
+            reserve=reserve,
+            alike=alike,
         )
         return called(self.graph)
 
@@ -85,8 +99,8 @@ class Launching:
         """
         if (roomy := self._for_more(entry)) != entry:
             with contextlib.suppress(BudgetError):
-                return self._planned(roomy, dropped)
-        return self._planned(entry, dropped)
+                return self._planned(roomy, args, dropped)
+        return self._planned(entry, args, dropped)
 
     def _for_more(self, entry: Entry) -> Entry:
         """The same entry with twice the size, where a size is beyond those that plans were made for."""
@@ -103,17 +117,27 @@ class Launching:
 
     def realise(self, offer: Offer, entry: Entry) -> Variant | None:
         """The graph compiled by a plan that was offered; None where it cannot be, which a warning says."""
-        return self._compiled(Purpose(entry, self.budget, offer=offer))
+        return self._compiled(Purpose(entry, self.budget, offer=offer, launches=self.meter.sets))
 
-    def _planned(self, entry: Entry, dropped: Dropped) -> Variant | None:
-        scale, tightest = self._scale(entry.sizes), not self.ends
+    def _planned(self, entry: Entry, args: Sequence[Any], dropped: Dropped) -> Variant | None:
         try:
-            made = self._compiled(Purpose(entry, self.budget, scale, tightest=tightest, dropped=dropped))
+            made = self._compiled(
+                self._purpose(entry, args, budget=self.budget, scale=self._scale(entry.sizes), dropped=dropped)
+            )
         except BudgetError as error:
             names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
             raise error.since_it_was_planned(entry.grown_since(self.first_entry, names)) from error.__cause__
         self.sizes.append(entry.sizes)
         return made
+
+    def _purpose(self, entry: Entry, args: Sequence[Any], **known: Any) -> Purpose:
+        """That of a plan for a launch with these arguments."""
+        launches = self.meter.sets
+        begun = self.meter.run.depth() if self.graph is not None else self.meter.run.depth() + 1
+        again = max(0, launches - begun)
+        gradients = sum(compat.local(leaf).nbytes for leaf in self.meter.parameters(args))
+        known |= {"launches": launches, "again": again, "gradients": gradients, "ranks": self.ranks}
+        return Purpose(entry, tightest=not self.ends, **known)
 
     def _compiled(self, purpose: Purpose) -> Variant | None:
         assert self.known is not None and purpose.entry is not None
@@ -122,7 +146,7 @@ class Launching:
         try:
             with compat.compiling_again(self.known):
                 return self.attempts(job, purpose).run()
-        except (BudgetError, OffloadError):
+        except (BudgetError, OffloadError, RanksError):
             raise
         except Exception as error:
             if self.job.options.strict:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
 
+from memgraph.backend.alike import Means
 from memgraph.backend.before_autograd import before_autograd
 from memgraph.backend.budget import Bound, bound_of, budget_on
-from memgraph.backend.destinations import tiers
+from memgraph.backend.destinations import for_launches, tiers
 from memgraph.backend.inductor import Job, key_of
 from memgraph.backend.options import Options
 from memgraph.base import compat
@@ -18,6 +20,7 @@ from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
 from memgraph.planner.offload import Tiers
 from memgraph.step.graph import OTHERS
+from memgraph.step.ranks import Ranks
 from memgraph.step.returned import Dropped
 from memgraph.step.variants import Entry, Offer
 
@@ -46,6 +49,15 @@ class Purpose:
     """A plan that was offered, and no other."""
     dropped: Dropped = ()
     """Outputs that the user does not hold any more when the backward begins."""
+    launches: int = 1
+    """How often the graph is taken to be launched in a step: so many times its values lie in the tiers."""
+    again: int = 0
+    """Launches like this one that are taken to come before the first backward. They decide about no plan, but about the
+    smallest budget that an error names."""
+    gradients: int = 0
+    """Bytes of the gradients that each of them leaves."""
+    ranks: Ranks | None = None
+    """The processes that must make the same plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +83,11 @@ class TrainingJob(Job):
         return self.entry.level
 
     @property
+    def outside(self) -> int:
+        """Bytes that are allocated beside what the step itself takes, at the worst moment of it."""
+        return self.entry.lasting + self.entry.later
+
+    @property
     def sizes(self) -> dict[Any, int] | None:
         """The launch's symbolic sizes, by symbol; None where they are those that the graph was captured with."""
         symbolic = [given for given in self.inputs if compat.is_size(given)]
@@ -89,9 +106,9 @@ class TrainingJob(Job):
         if purpose.offer is not None:
             return Bound(reserve=reserve, offer=(purpose.offer.peak, purpose.offer.carried))
         if self.budget is None:
-            return bound_of(self.options, None, self.entry.lasting)
+            return bound_of(self.options, None, self.outside)
         step = max(1, self.budget // LEVELS)
-        bound = bound_of(self.options, self.budget, -(-self.entry.lasting // step) * step)
+        bound = bound_of(self.options, self.budget, -(-self.outside // step) * step)
         if purpose.scale != 1 and bound.bytes is not None:
             bound = dataclasses.replace(bound, bytes=int((bound.bytes - reserve) * purpose.scale) + reserve)
         ample = self.budget // AMPLE if purpose.tightest else 0
@@ -108,7 +125,7 @@ class TrainingJob(Job):
         others see to it."""
         if self.budget is None or self.purpose.offer is not None:
             return None
-        return self.budget - self.entry.lasting - self.options.held_back
+        return self.budget - self.outside - self.options.held_back
 
     def key(self, bound: Bound | None, options: Options) -> str:
         """The name of this graph under a configuration, for the plan store."""
@@ -122,14 +139,24 @@ class TrainingJob(Job):
 
     def with_present_tiers(self) -> TrainingJob:
         """The same job with the room that the tiers have now."""
-        return dataclasses.replace(self, tiers=tiers(self.options, self.hardware, device=self.device))
+        present = tiers(self.options, self.hardware, device=self.device)
+        return dataclasses.replace(self, tiers=for_launches(present, self.purpose.launches))
 
 
 def training_job(job: Job, purpose: Purpose) -> TrainingJob:
-    """A job with the figures of this machine, its Dynamo graph made ready for tiles.
+    """A job with the figures of this machine, or of all ranks, its Dynamo graph made ready for tiles.
 
-    Raises OffloadError where a tier cannot be used.
+    Raises OffloadError where a tier cannot be used, and RanksError.
     """
+    with contextlib.nullcontext() if purpose.ranks is None else purpose.ranks.telling():
+        found = _of_this_process(job, purpose)
+    if purpose.ranks is None:
+        return found
+    agreed = Means(found.budget, found.hardware, found.tiers).agreed(purpose.ranks)
+    return dataclasses.replace(found, budget=agreed.budget, hardware=agreed.hardware, tiers=agreed.tiers)
+
+
+def _of_this_process(job: Job, purpose: Purpose) -> TrainingJob:
     start = time.perf_counter()
     rewritten = before_autograd(Captured(job.gm, job.inputs), job.options.tile)
     hardware, entry = load(job.device), purpose.entry or Entry(allocated_bytes(job.device))
@@ -139,7 +166,7 @@ def training_job(job: Job, purpose: Purpose) -> TrainingJob:
         hardware=hardware,
         entry=entry,
         budget=purpose.budget or budget_on(job.device, job.options, hardware, entry.level),
-        tiers=tiers(job.options, hardware, device=job.device),
+        tiers=for_launches(tiers(job.options, hardware, device=job.device), purpose.launches),
         start=start,
         purpose=purpose,
         notes=rewritten.notes,

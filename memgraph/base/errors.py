@@ -28,6 +28,23 @@ class GraphError(MemgraphError, ValueError):
     """A graph that memgraph cannot plan, though nothing is wrong with it."""
 
 
+class RanksError(MemgraphError, RuntimeError):
+    """Processes that run one graph with collectives in it do not come to the same plan; none of them may run it.
+
+    Attributes:
+        reason: what they differ in, or who has not answered.
+    """
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(
+            f"a graph with collectives in it needs one plan on all of its ranks, and has none: {reason.rstrip('.')}."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason,), self.__dict__
+
+
 class OffloadError(MemgraphError, RuntimeError):
     """An offloaded value could not be stored or brought back; the step that needs it must not go on.
 

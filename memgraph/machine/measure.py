@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from memgraph.base import compat
@@ -55,15 +56,17 @@ def allocated_bytes(device: Device = None) -> int:
     """Return the number of bytes that are allocated on `device` now.
 
     CUDA: what the caching allocator has handed out. CPU: the storages of all dense tensors that Python can
-    reach, each once, and of their gradients; what only autograd's C++ side holds is not seen. Fake and meta
-    tensors have no bytes, and the host memory of the tiers is no part of it. Raises ValueError for any other kind of
-    device.
+    reach, each once, and of their gradients, and the buckets of DistributedDataParallel; what else only C++ holds is
+    not seen. Fake and meta tensors have no bytes, and the host memory of the tiers is no part of it. Raises ValueError
+    for any other kind of device.
     """
     resolved = _resolve(device)
     if resolved.type == "cuda":
         return counters(resolved)[0]
-    found = {data: size for tensor in _live_tensors() for data, size in _cpu_storage(tensor)}
-    return sum(found.values()) - sum(found.get(address, 0) for address in own_memory())
+    alive = gc.get_objects()
+    found = {data: size for tensor in _instances(alive, torch.Tensor) for data, size in _cpu_storage(tensor)}
+    buckets = sum(compat.bucket_bytes(module, "cpu") for module in _instances(alive, DistributedDataParallel))
+    return sum(found.values()) + buckets - sum(found.get(address, 0) for address in own_memory())
 
 
 def counters(device: torch.device) -> tuple[int, int]:
@@ -111,11 +114,14 @@ def _cpu_allocations(events: Iterable[Any]) -> list[int]:
     return [size for _, size in sorted(found, key=lambda pair: pair[0])]
 
 
-def _live_tensors() -> Iterator[torch.Tensor]:
-    for candidate in gc.get_objects():
-        # The type, not isinstance: that asks the object for its __class__, which lazy proxies act upon.
-        if issubclass(type(candidate), torch.Tensor):
-            yield candidate
+def live_tensors() -> Iterator[torch.Tensor]:
+    """The tensors that Python can reach."""
+    return _instances(gc.get_objects(), torch.Tensor)
+
+
+def _instances(alive: list[Any], kind: type) -> Iterator[Any]:
+    # The type, not isinstance: that asks the object for its __class__, which lazy proxies act upon.
+    return (candidate for candidate in alive if issubclass(type(candidate), kind))
 
 
 def _cpu_storage(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:

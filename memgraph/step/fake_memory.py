@@ -30,6 +30,8 @@ def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def fake_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of a tensor, of a distributed one a fake of the part that is here."""
+    tensor = compat.local(tensor)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 

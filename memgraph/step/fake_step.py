@@ -51,7 +51,7 @@ def fake_step(optimizer: torch.optim.Optimizer, device: torch.device) -> FakeSte
 
 def held_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
     """Bytes of the optimizer's state that exist on `device`, each storage once."""
-    own = {compat.storage_id(tensor) for tensor in _parameters_and_gradients(optimizer)}
+    own = storages(tensors_in(list(_parameters_and_gradients(optimizer))))
     return bytes_of(_attributes(optimizer), device, own)
 
 
@@ -180,8 +180,7 @@ def _repeats(names: list[int], at: int, period: int) -> int:
 
 def _fake_parameter(parameter: Any) -> torch.Tensor:
     """A fake of a parameter, or of the shard of it that is here, with a gradient if it wants one."""
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    fake = fake_of(local)
+    fake = fake_of(parameter)
     if isinstance(parameter, torch.nn.Parameter):
         fake = torch.nn.Parameter(fake, parameter.requires_grad)
     elif parameter.requires_grad:

@@ -195,7 +195,7 @@ def _without_rehearsal(
         for wanted, size, formula in _FORMULAS:
             if all(word in words for word in wanted):
                 mine = [p for p in _owned(optimizer) if p.requires_grad and fake_memory.is_on(p, device)]
-                state = sum(round_up(size(p), fake_memory.granularity(device)) for p in mine)
+                state = sum(round_up(size(compat.local(p)), fake_memory.granularity(device)) for p in mine)
                 note = f"{formula}. Its step could not be rehearsed: {_reason(error)}."
                 return OptimizerForecast(name, max(held, state), max(0, state - held), 0, Method.FORMULA, note)
     except Exception as worse:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from typing import Any, Protocol
 
+from memgraph.base import compat
 from memgraph.base.errors import BudgetError, PlanWarning
 from memgraph.step import telling
 from memgraph.step.forecast import OptimizerForecast
@@ -47,7 +48,8 @@ class StepGraph:
 
     room: the budget in bytes, less what the options hold back.  ends: nothing but the backward can come after its
     forward; another one leaves room for what nobody knows yet, and takes its tightest plan until a round is known.
-    name: as a user calls it.  reserve: bytes of the budget that the options hold back.
+    name: as a user calls it.  reserve: bytes of the budget that the options hold back.  alike: other processes run it
+    by the same plan, so no round of this one alone decides about it.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class StepGraph:
         ends: bool,
         name: str = "a graph",
         reserve: int = 0,
+        alike: bool = False,
     ) -> None:
         self.room, self.meter, self.rounds, self.maker, self.ends = room, meter, rounds, maker, ends
-        self.name, self.reserve = name, reserve
+        self.name, self.reserve, self.alike = name, reserve, alike
         self.first: Entry | None = None
         """How its first launch found the world."""
         self._forecasts: tuple[OptimizerForecast, ...] = ()
@@ -82,6 +85,8 @@ class StepGraph:
 
     def launch(self, *args: Any) -> Any:
         """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
+        if compat.fake_mode_of(()) is not None:  # DDPOptimizer asks what comes out, of a graph that it has compiled
+            return self.variants[-1].call(*args)
         run = self.meter.run
         self._look_back()
         if self.first is None:  # Dynamo has just compiled it
@@ -101,8 +106,7 @@ class StepGraph:
             run.mark(launch, Moment.FORWARD)
             outputs = variant.call(*args)
         except BaseException:
-            launch.closed = True
-            run.stop_recording()
+            run.withdraw(launch)
             raise
         if self.ends:
             launch.returned = Returned(outputs, self.room // WORTH_A_PLAN)

@@ -13,6 +13,7 @@ from memgraph.base import compat
 from memgraph.machine.measure import allocated_bytes
 from memgraph.step.forecast import OptimizerForecast, forecast, gradients_to_come, live_optimizers
 from memgraph.step.run import Run
+from memgraph.step.shards import Shards, sets_like
 from memgraph.step.variants import Entry
 
 
@@ -37,14 +38,25 @@ class Arguments:
             ),
         )
 
-    def standing(self, args: Sequence[Any]) -> int:
-        """How many of the leaves have a gradient already."""
-        return sum(args[place].grad is not None for place in self.parameters)
+    def leaves(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """Those of a launch's arguments."""
+        return [args[place] for place in self.parameters]
 
-    def bytes_standing(self, args: Sequence[Any]) -> int:
-        """Bytes of the gradients that the leaves have already."""
-        found = (args[place].grad for place in self.parameters)
-        return sum(gradient.untyped_storage().nbytes() for gradient in found if gradient is not None)
+
+def standing(leaves: Sequence[torch.Tensor]) -> int:
+    """How many of the leaves have a gradient already."""
+    return sum(leaf.grad is not None for leaf in leaves)
+
+
+def bytes_standing(leaves: Sequence[torch.Tensor]) -> int:
+    """Bytes, in this process, of the gradients that the leaves have already, each storage once."""
+    found = {compat.storage_id(local): local for leaf in leaves if (local := compat.local(leaf.grad)) is not None}
+    return sum(gradient.untyped_storage().nbytes() for gradient in found.values())
+
+
+def _bytes_here(parameter: torch.Tensor) -> int:
+    local = compat.local(parameter)
+    return local.numel() * local.element_size()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +81,11 @@ class Meter:
     def __init__(self, device: torch.device, arguments: Arguments, run: Run) -> None:
         self.device, self.arguments, self.run = device, arguments, run
         self.forecasts: tuple[OptimizerForecast, ...] = ()
+        self.shards = Shards()
+        self.ends = False
+        """Whether no other graph is launched after its forward."""
+        self.sets = 1
+        """Sets of parameters like the graph's that the optimizers own."""
         self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
         self._forecast_for: tuple[int, int, bool] | None = None
         self._bytes_standing: dict[int, int] = {0: 0}
@@ -84,26 +101,34 @@ class Meter:
         else:
             level = allocated_bytes(self.device)
             self._levels[situation] = level, held
-        parameters = [args[place] for place in self.arguments.parameters]
-        # Optimizers come and go between steps, and own no fake parameters, which DDP's buckets are compiled with.
-        seen = (situation.generation, situation.standing, any(map(compat.is_fake, parameters)))
+        parameters = self.parameters(args)
+        # Optimizers come and go between steps. DDP's buckets are compiled with fake parameters, whoever owns those.
+        seen = (situation.generation, situation.standing, any(map(compat.is_fake, self.arguments.leaves(args))))
         if self._forecast_for != seen:
             self._forecast_for = seen
             self.look_ahead(parameters)
-        return Entry(
-            level,
-            self.to_come,
-            tuple(compat.size_hint(args[place]) for place in self.arguments.sizes),
-            gradients=self._gradients(situation.standing, args),
-            states=self.made,
-            others=held,
-        )
+        sizes = tuple(compat.size_hint(args[place]) for place in self.arguments.sizes)
+        stands = self._gradients(situation.standing, parameters)
+        later, own = self._later(parameters)
+        return Entry(level, self.to_come, sizes, stands, states=self.made, others=held, later=later, own=own)
 
-    def _gradients(self, standing: int, args: Sequence[Any]) -> int:
+    def _gradients(self, number: int, parameters: Sequence[torch.Tensor]) -> int:
         """Bytes of gradients, added up once for each number of them."""
-        if standing not in self._bytes_standing:
-            self._bytes_standing[standing] = self.arguments.bytes_standing(args)
-        return self._bytes_standing[standing]
+        if number not in self._bytes_standing:
+            self._bytes_standing[number] = bytes_standing(parameters)
+        return self._bytes_standing[number]
+
+    def _later(self, parameters: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """Bytes of the gradients of graphs that are launched later in the step, and of those of this graph.
+
+        Backwards come in the order against that of the forwards: what is neither this graph's nor that of a launch
+        which is open already stands when its backward begins. What no graph trains counts as well.
+        """
+        own = sum(_bytes_here(p) for p in parameters if p.grad is None)
+        if self.ends:
+            return 0, own
+        before = sum(launch.entry.own for launch in self.run.round if launch.open)
+        return max(0, sum(each.gradients for each in self.forecasts) - own - before), own
 
     def tidy(self) -> None:
         """Free what a compilation has left: reference cycles of Dynamo hold the inputs of the step that it ran in."""
@@ -118,18 +143,24 @@ class Meter:
         return dataclasses.replace(entry, level=level)
 
     def _situation(self, args: Sequence[Any]) -> Situation:
-        return Situation(self.run.depth(), self.arguments.standing(args), self.run.generation)
+        return Situation(self.run.depth(), standing(self.parameters(args)), self.run.generation)
+
+    def parameters(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """What optimizers own of a launch's leaves."""
+        return self.shards.owned(self.arguments.leaves(args))
 
     def look_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
         """Find the optimizers that own the parameters, and what they will allocate."""
+        optimizers = live_optimizers(parameters)
         self.forecasts = tuple(
             dataclasses.replace(
                 forecast(optimizer, self.device),
                 gradients=gradients_to_come(optimizer, self.device),
                 identity=id(optimizer),
             )
-            for optimizer in live_optimizers(parameters)
+            for optimizer in optimizers
         )
+        self.sets = sets_like(parameters, optimizers)
 
     @property
     def to_come(self) -> int:

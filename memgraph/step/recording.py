@@ -12,18 +12,23 @@ pays for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import threading
+import weakref
+from collections import Counter
 from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 
 from memgraph.base import compat
+from memgraph.machine import measure
 from memgraph.machine.measure import counters
 
 _MARK = 99_991  # bytes: a prime, which no tensor of a model has
+_SMALL = 1024  # bytes: smaller storages are not watched
 
 
 class Moment(enum.Enum):
@@ -70,26 +75,60 @@ class CpuRecorder:
     def __init__(self, level: int) -> None:
         """level: bytes allocated now."""
         self.thread = threading.current_thread()
-        self._level, self._marks = level, list[tuple[Any, Moment]]()
+        self._level, self._marks = level, list[tuple[Any, Moment, list[int]]]()
+        self._before = _storages()
         compat.start_allocations()
 
     def mark(self, launch: Any, moment: Moment) -> None:
         """Note that a moment of a launch has come."""
         if threading.current_thread() is self.thread:
-            self._marks.append((launch, moment))
+            self._marks.append((launch, moment, self._given_back()))
             torch.empty(_MARK, dtype=torch.uint8, device="cpu")
 
     def stop(self) -> None:
         """End the recording: its launches have their marks then."""
         level = peak = self._level
         before, marks = None, iter(self._marks)
+        balance: Counter[int] = Counter()
         for change in compat.stop_allocations():
             if change == _MARK and (now := next(marks, None)) is not None:
-                _note(Mark(*now, level, peak, since=before))
-                before, peak = now, level
+                launch, moment, given_back = now
+                for size in given_back:
+                    if balance[size] < 0:  # this free is listed after all: an earlier recording saw the allocation
+                        balance[size] += 1
+                    else:
+                        level -= size
+                _note(Mark(launch, moment, level, peak, since=before))
+                before, peak = (launch, moment), level
             elif change != -_MARK:
                 level += change
                 peak = max(peak, level)
+                balance[abs(change)] += 1 if change > 0 else -1
+
+    def _given_back(self) -> list[int]:
+        """Bytes of the storages that have gone, or have been emptied, since the mark before.
+
+        No free is listed of what was allocated before the recording began, such as the parameters that FSDP2 gathered
+        for the first launch. The object of a storage lives for as long as its memory, whoever holds that.
+        """
+        sizes = []
+        for key, (reference, size) in list(self._before.items()):
+            storage = reference()
+            if storage is None or storage.nbytes() < size:
+                del self._before[key]
+                sizes.append(size)
+        return sizes
+
+
+def _storages() -> dict[int, tuple[weakref.ref[torch.UntypedStorage], int]]:
+    """The storages on the CPU that Python can reach, and their bytes."""
+    found = {}
+    for tensor in measure.live_tensors():
+        with contextlib.suppress(Exception):  # tensors that have no storage
+            storage = tensor.untyped_storage()
+            if storage.device.type == "cpu" and storage.nbytes() >= _SMALL:
+                found[storage.data_ptr()] = weakref.ref(storage), storage.nbytes()
+    return found
 
 
 class LaunchRecorder:

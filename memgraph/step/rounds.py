@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Protocol
 
-from memgraph.base.errors import PlanWarning
-from memgraph.base.sizes import format_size
+from memgraph.base.errors import BudgetError
 from memgraph.step import telling
 from memgraph.step.joint import Launch, Option, choose
 from memgraph.step.launched import Launched
@@ -26,6 +24,8 @@ TRIES = 3
 NOTHING = 1 << 50
 # Rounds that are remembered: with gradients and without, of training and of a second loss.
 KEPT = 8
+# Added to the smallest budget that an error names: levels of another run may be a little higher.
+MARGIN = 128 * 1024
 # A round is planned for levels that are this share of the room higher than they were, where that can be: a few bytes
 # more are no other round.
 SLACK = 1 / 256
@@ -37,7 +37,10 @@ class PlannedGraph(Protocol):
     """A graph with its plans: a StepGraph."""
 
     room: int
+    reserve: int
     ends: bool
+    alike: bool
+    """Other processes run it by the same plan."""
     variants: list[Variant]
     offers: list[Offer]
 
@@ -119,14 +122,14 @@ class Rounds:
         graphs: list[PlannedGraph] = [other for launch, _ in known if (other := launch.graph()) is not None]
         if not known or len(graphs) < len(known) or any(other.room != graph.room for other in graphs):
             return ()
-        if len(known) == 1 and graph.ends:
+        if (len(known) == 1 and graph.ends) or any(other.alike for other in graphs):
             return ()
         name = (first.entry.lasting // max(1, int(graph.room * SLACK)), *map(id, graphs))
         if name in self._tried:  # it is not tried at every step
             return ()
-        self._tried.add(name)
         start = time.perf_counter()
-        chosen = self._choose(known, graphs, first, graph.room)
+        chosen = self._choose(known, graphs, first, graph)
+        self._tried.add(name)  # a refusal is said at every step
         _logger.debug("a round of %d launches: %.1f s to choose and compile", len(known), time.perf_counter() - start)
         if chosen:
             self._kept = [*self._kept[-(KEPT - 1) :], chosen]
@@ -149,7 +152,10 @@ class Rounds:
         if len(found) == len(last):
             self._learned[place] = found
 
-    def _choose(self, known: Known, graphs: list[PlannedGraph], first: Launched, room: int) -> tuple[Chosen, ...]:
+    def _choose(
+        self, known: Known, graphs: list[PlannedGraph], first: Launched, asked: PlannedGraph
+    ) -> tuple[Chosen, ...]:
+        room = asked.room
         for attempt in range(TRIES + 1):
             menus = {id(graph): _menu(graph, known, offers=attempt < TRIES) for graph in graphs}
             launches = _launches(known, graphs, menus, first)
@@ -158,8 +164,11 @@ class Rounds:
             if places is None:
                 slack, places = 0, choose(launches, room, PLANS)
             if places is None:
-                self._warn(known, launches, room)
-                return ()
+                menus = {id(graph): _menu(graph, known, offers=False) for graph in graphs}
+                launches = _launches(known, graphs, menus, first)
+                if self._outside_alone(known, launches, room):
+                    return ()
+                raise _refusal(launches, first.entry, asked)
             picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
             compiled = [plan for plan in picked if isinstance(plan, Variant)]
             if len(compiled) == len(picked):
@@ -171,25 +180,35 @@ class Rounds:
                     graph.realised(plan, launch.entry)
         return ()  # not reached: the last try has compiled plans alone
 
-    def _warn(self, known: Known, launches: list[Launch], room: int) -> None:
-        """Say that no choice of plans keeps a step within the room, what is to blame, and how much would do."""
-        low, high = room, 2 * room
-        while choose(launches, high, PLANS) is None and high < 64 * room:
-            high *= 2
-        while high - low > max(1, room // 512):
-            middle = (low + high) // 2
-            low, high = (low, middle) if choose(launches, middle, PLANS) is not None else (middle, high)
-        alone = [dataclasses.replace(launch, outside_forward=0, outside_backward=0) for launch in launches]
-        if choose(alone, room, PLANS) is not None:
-            reached = _outside(known, launches)
-            if telling.outside_alone(reached, room, high, self.run.say_once):
-                return
-        text = (
-            f"a step of {len(launches)} launches of compiled graphs does not stay within the budget of "
-            f"{format_size(room)} by any choice of their plans, as the last one was recorded: about "
-            f"{format_size(high)} would do. They run at their lightest."
-        )
-        warnings.warn(text, PlanWarning, stacklevel=2)
+    def _outside_alone(self, known: Known, launches: list[Launch], room: int) -> bool:
+        """Whether what runs outside of the graphs passes the room whatever they hold, which a warning says."""
+        reached = list(_outside(known, launches))
+        return telling.outside_alone(reached, room, _enough(launches, room), self.run.say_once)
+
+
+def _enough(launches: list[Launch], room: int) -> int:
+    """A room that some choice of plans keeps, hardly more than the least."""
+    low, high = room, 2 * room
+    while choose(launches, high, PLANS) is None:
+        low, high = high, 2 * high
+    while high - low > max(1, room // 1024):
+        middle = (low + high) // 2
+        low, high = (low, middle) if choose(launches, middle, PLANS) is not None else (middle, high)
+    return high
+
+
+def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph) -> BudgetError:
+    """The error of a round that no choice of plans keeps within the room.
+
+    launches: with compiled plans alone, so that the budget that it names is kept: offers are estimates.
+    """
+    return BudgetError(
+        minimum=_enough(launches, graph.room) + MARGIN + graph.reserve,
+        budget=graph.room + graph.reserve,
+        baseline=entry.level,
+        to_come=entry.to_come,
+        reserve=graph.reserve,
+    )
 
 
 Menu = list[tuple[Option, "Variant | Offer"]]
@@ -235,15 +254,12 @@ def _launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu], 
 
 
 def _outside(known: Known, launches: list[Launch]) -> Iterator[tuple[Mark, int]]:
-    """What others reach before each forward and backward, where all plans hold the least that there is."""
-    least = [min(option.envelope.held for option in launch.menu) for launch in launches]
-    for number, ((launched, _), launch) in enumerate(zip(known, launches, strict=True)):
+    """What others reach before each forward and backward by themselves, whatever the plans hold."""
+    for (launched, _), launch in zip(known, launches, strict=True):
         forward, backward = launched.marks[Moment.FORWARD], launched.marks.get(Moment.BACKWARD)
-        held = sum(least[other] for other in launch.open_in_forward)
-        yield forward, launch.before_forward + held + launch.outside_forward
+        yield forward, launch.before_forward + launch.outside_forward
         if backward is not None:
-            held = least[number] + sum(least[other] for other in launch.open_in_backward)
-            yield backward, launch.before_backward + held + launch.outside_backward
+            yield backward, launch.before_backward + launch.outside_backward
 
 
 def _levels(launches: list[Launch], places: tuple[int, ...]) -> list[int]:

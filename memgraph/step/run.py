@@ -74,6 +74,13 @@ class Run:
             self.round.append(launch)
             return launch
 
+    def withdraw(self, launch: Launched) -> None:
+        """A forward that has begun does not run after all."""
+        with self._lock:
+            launch.closed = True
+            self.round.remove(launch)
+        self.stop_recording()
+
     def record(self, device: torch.device, *, within: bool = False) -> bool:
         """Record the round that has just begun, if that can be.  within: its launches, and not what is between them."""
         self._recorder = recorder(device, self.round[0].entry.level, within=within)

@@ -75,7 +75,7 @@ def _part(moment: Moment) -> str:
 def outside_alone(marks: Iterable[tuple[Mark, int]], room: int, enough: int, say: Say) -> bool:
     """Warn where what runs outside of the graphs passes the room by itself; whether it does.
 
-    marks: moments at which something had run outside, with what it reaches where all graphs are at their lightest.
+    marks: moments at which something had run outside, with what it reaches whatever the graphs hold.
     enough: the room that would do.
     """
     mark, reached = max(marks, key=lambda pair: pair[1], default=(None, 0))
@@ -85,8 +85,8 @@ def outside_alone(marks: Iterable[tuple[Mark, int]], room: int, enough: int, say
     say(
         ("outside", before, after),
         f"what runs outside of the compiled graphs, between the {before} and the {after}, takes "
-        f"{format_size(mark.peak - mark.level)} and reaches {format_size(reached)} even where all graphs are at their "
-        f"lightest, above the budget of {format_size(room)}: no plan can help that. Compile it together with "
+        f"{format_size(mark.peak - mark.level)} and reaches {format_size(reached)} whatever the graphs "
+        f"hold, above the budget of {format_size(room)}: no plan can help that. Compile it together with "
         f"the graphs; else a budget of about {format_size(enough)} would do. The graphs run at their lightest.",
     )
     return True

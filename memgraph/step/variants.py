@@ -62,6 +62,10 @@ class Entry:
     """Bytes of the level: the state of the optimizers that own these."""
     others: int = 0
     """Bytes of the level: what open launches hold until their backward."""
+    later: int = 0
+    """Bytes of gradients that other graphs, launched later, will have made when its backward begins."""
+    own: int = 0
+    """Bytes of the gradients that its own backward makes."""
 
     @property
     def lasting(self) -> int:
@@ -117,6 +121,8 @@ class Variant:
     """What the process's log says of it; None where nothing does."""
     recorded: set[Hashable] = dataclasses.field(default_factory=set)
     """The circumstances in which a launch of it was recorded."""
+    name: str = ""
+    """A hash of what its plan decides."""
 
     def envelope(self, sizes: Sizes) -> Envelope | None:
         """What it takes with some sizes; None where that is not known.
@@ -140,7 +146,9 @@ class Variant:
     def fits(self, entry: Entry, room: int) -> bool:
         """Whether its step stays within `room` bytes above the entry's lasting level."""
         envelope = self.envelope(entry.sizes)
-        return envelope is not None and envelope.peak <= room - entry.lasting
+        if envelope is None:
+            return False
+        return max(envelope.forward, entry.later + envelope.backward) <= room - entry.lasting
 
 
 def _covers(known: Sizes, sizes: Sizes) -> bool:

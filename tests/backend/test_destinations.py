@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -12,14 +13,19 @@ from torch import nn
 
 import memgraph
 from memgraph import runtime
+from memgraph.backend.attempts import holding
 from memgraph.backend.budget import Bound
-from memgraph.backend.destinations import ranks_here, reserve, settings, tier_bytes, tiers
+from memgraph.backend.destinations import for_launches, ranks_here, reserve, settings, tier_bytes, tiers
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress
 from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
+from memgraph.planner.offload import Tiers
 from memgraph.runtime.space import Calls, Space
+from memgraph.step.graph import VARIANTS
+from memgraph.step.variants import Envelope, Variant
+from tests.step.toys import World
 from tests.support.harness import Eager, assert_bitwise, gradients
 from tests.support.offloading import options as told
 
@@ -316,3 +322,38 @@ def test_room_that_others_took_while_a_graph_was_compiled(scratch, compiled_grap
     assert report.bytes_on("nvme") <= 100 * KIB
     assert dict(runtime.taken("nvme", "cpu", scratch).holders)["a rival"] == 300 * KIB
     file.release(rival[0])
+
+
+def test_launches_of_a_graph_share_the_room(scratch):
+    """Eight layers of one graph hold the values of eight at once."""
+    here = tiers(parsed(host=MIB, nvme={"path": scratch}), CPU)
+    (host, nvme), alone = for_launches(here, 8).tiers, for_launches(here, 1)
+    assert alone is here and host.capacity == MIB // 8 and nvme.capacity == here.tiers[1].capacity // 8
+    assert host.limit == MIB and "8 launches share it" in host.why
+    unbounded = Tiers((dataclasses.replace(here.tiers[0], capacity=None),))
+    assert for_launches(unbounded, 8) == unbounded
+
+
+def test_variants_of_a_graph_share_a_limit_and_one_that_is_pushed_out_leaves_its_room(scratch):
+    """Each reserves for itself, all under the limit of the process; a graph keeps few of them."""
+    given = parsed(host=MIB)
+
+    def variant(size):
+        taken = reserve({"host": size}, given, tiers(given, CPU), "cpu", "f [0]")
+        return Variant(holding(lambda x: (x,), taken), 1.0, {(): Envelope()})
+
+    world = World(MIB)
+    graph = world.graph([(Envelope(), 1.0)], ends=True)
+    for number in range(VARIANTS):
+        graph._keep(variant(200 * KIB))
+        gc.collect()
+        assert runtime.taken("host", "cpu").reserved == (number + 1) * 200 * KIB
+    assert found(host=MIB).capacity <= MIB - VARIANTS * 200 * KIB
+    with pytest.raises(memgraph.OffloadError, match="its cap is"):
+        variant(300 * KIB)
+    graph._keep(variant(100 * KIB))  # the oldest goes
+    gc.collect()
+    assert runtime.taken("host", "cpu").reserved == (VARIANTS - 1) * 200 * KIB + 100 * KIB
+    del graph, world
+    gc.collect()
+    assert runtime.taken("host", "cpu").reserved == 0

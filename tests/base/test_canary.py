@@ -76,6 +76,8 @@ NAMES = {
     "torch.autograd._disable_profiler_legacy": "the profiler of a kernel's trial",
     "torch.autograd._enable_profiler_legacy": "the profiler of a kernel's trial",
     "torch.compiler._is_compiling_flag": "optimizers are rehearsed as they step: eagerly",
+    "torch.distributed.distributed_c10d._get_default_store": "ranks agree on plans through it",
+    "torch.distributed.distributed_c10d._resolve_process_group": "the ranks of a graph with collectives",
     "torch.fx.node._side_effectful_functions": "calls that must stay",
     "torch.ops.aten._local_scalar_dense.default": "an optimizer's rehearsal asks a fake tensor for its number",
     "torch.optim.optimizer._default_to_fused_or_foreach": "how an optimizer steps on its device",
@@ -207,6 +209,15 @@ def test_dropout_is_seeds():
     targets = [node.target for node in joint.graph.nodes]
     assert targets.count(torch._inductor.inductor_prims.seeds) == 1
     assert sum(map(compat.inductor_pure_random, targets)) == 2  # the seed is looked up, the numbers are made
+
+
+def test_fsdp2_and_ddp_say_whose_parameters_they_have():
+    """`compat.gathered`, `compat.wrapped` and `compat.bucket_bytes` read these attributes."""
+    sharded = inspect.getsource(importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param").FSDPParam)
+    assert "self._unsharded_param = " in sharded and "self.sharded_param = " in sharded
+    wrapped = inspect.getsource(nn.parallel.DistributedDataParallel)
+    assert "self._module_parameters = " in wrapped and "self.reducer = " in wrapped
+    assert "self.gradient_as_bucket_view = " in wrapped
 
 
 def test_a_joint_graph_is_cut_where_it_is_told():

@@ -2,7 +2,16 @@ import pickle
 
 import pytest
 
-from memgraph.base.errors import Binding, BudgetError, FullTier, MemgraphError, OffloadError, OptionsError, VerifyError
+from memgraph.base.errors import (
+    Binding,
+    BudgetError,
+    FullTier,
+    MemgraphError,
+    OffloadError,
+    OptionsError,
+    RanksError,
+    VerifyError,
+)
 
 SMALL = Binding("mul_3", 1024)
 LARGE = Binding("mm_1", 3 * 1024**3, "model.layers.0.mlp", "llama.py:42")
@@ -68,6 +77,7 @@ def test_budget_error_about_a_reserve_or_a_baseline_that_takes_it_all():
         VerifyError("recompute", ["a", "b"]),
         OptionsError("no"),
         OffloadError("short read"),
+        RanksError("rank 1 has not answered"),
     ],
 )
 def test_survives_pickling(error):
@@ -89,6 +99,7 @@ def test_verify_error_names_the_pass_and_each_breach():
         (OptionsError, ValueError),
         (BudgetError, RuntimeError),
         (OffloadError, RuntimeError),
+        (RanksError, RuntimeError),
         (VerifyError, AssertionError),
     ],
 )

@@ -74,13 +74,32 @@ def test_late_layers_keep_and_early_ones_do_not():
     assert held == sorted(held) and len(set(held)) == 2
 
 
-def test_a_step_that_no_choice_keeps_within_the_budget_is_told():
-    """Others reach more between the launches than is left, even where all graphs are at their lightest."""
+def test_a_round_that_no_choice_keeps_within_the_budget_is_refused_before_it_runs():
+    """Others need what is left beside the lightest plans, and a little more. The smallest budget is kept."""
     world = World(100 * KIB)
     graphs = layers(world, 4)
     step(world, graphs, outside=95 * KIB)
-    with pytest.warns(PlanWarning, match="KiB would do"):
-        step(world, graphs)
+    world.device.reset()
+    for _ in range(2):
+        with pytest.raises(BudgetError) as refused:
+            step(world, graphs, outside=95 * KIB)
+        gc.collect()
+    assert world.device.peak == 0 and refused.value.budget == 100 * KIB
+    minimum = refused.value.minimum
+    assert 95 + 4 * 4 <= minimum / KIB - 128 < 95 + 4 * 4 + 8  # each layer holds 4, the loss 2
+    again = World(minimum)
+    graphs = layers(again, 4)
+    assert max(step(again, graphs, outside=95 * KIB) for _ in range(4)) <= minimum
+
+
+def test_what_others_reach_by_themselves_is_told_once_and_the_rest_planned_for():
+    world = World(100 * KIB)
+    graphs = layers(world, 4)
+    step(world, graphs, outside=105 * KIB)
+    with pytest.warns(PlanWarning, match="before the backward of launch 5 .* reaches 105"):
+        step(world, graphs, outside=105 * KIB)
+    step(world, graphs, outside=105 * KIB)  # a warning is an error here
+    assert {variant.seconds for variant in graphs[0].variants} == {1.0, 2.0}
 
 
 def test_what_others_reach_between_the_launches_is_left_free():

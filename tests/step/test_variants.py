@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from memgraph.planner.decisions import Event, Timeline
-from memgraph.step.meter import Arguments
+from memgraph.step.meter import Arguments, Meter, bytes_standing, standing
+from memgraph.step.run import Run
 from memgraph.step.variants import Entry, Envelope, Variant
 
 FORWARD = (Event("forward", "a", 6), Event("forward", "b", 4), Event("forward", "b", -4))
@@ -52,10 +53,10 @@ def test_arguments_that_tell_of_a_launch():
     hidden = weight * 2
     arguments = Arguments.of([weight, torch.zeros(2), hidden])
     assert arguments.parameters == (0,) and arguments.sizes == ()
-    args = [weight, torch.zeros(2), hidden]
-    assert (arguments.standing(args), arguments.bytes_standing(args)) == (0, 0)
+    leaves = arguments.leaves([weight, torch.zeros(2), hidden])
+    assert (standing(leaves), bytes_standing(leaves)) == (0, 0)
     hidden.sum().backward()
-    assert (arguments.standing(args), arguments.bytes_standing(args)) == (1, 12)
+    assert (standing(leaves), bytes_standing(leaves)) == (1, 12)
 
 
 @pytest.mark.parametrize("lasting", [(5, 0), (3, 2), (0, 5)])
@@ -69,3 +70,24 @@ def test_code_that_cannot_be_read_ends_no_run():
 
     variant = Variant(print, 1.0, {(8,): Envelope(80, 0, 80)}, read)
     assert variant.envelope((9,)) is None and not variant.fits(Entry(0, 0, (9,)), 1000)
+
+
+def test_gradients_of_graphs_that_come_later_stand_in_the_backward():
+    variant = Variant(print, 1.0, {(): Envelope(90, 10, 50)})
+    assert variant.fits(Entry(10, gradients=40), 100)
+    assert not variant.fits(Entry(10, gradients=41), 100) and not variant.fits(Entry(11), 100)
+
+
+def test_a_launch_knows_which_gradients_come_before_its_backward():
+    """Three layers, a graph each, and one optimizer: the first forward has the last backward."""
+    layers = [torch.nn.Linear(8, 8, bias=False) for _ in range(3)]
+    optimizer = torch.optim.SGD([layer.weight for layer in layers])
+    run, size, found = Run(), 8 * 8 * 4, []
+    meters = [Meter(torch.device("cpu"), Arguments.of([layer.weight]), run) for layer in layers]
+    meters[2].ends = True
+    for meter, layer in zip(meters, layers, strict=True):
+        entry = meter.entry([layer.weight])
+        run.begin(meter, entry)
+        found.append((entry.gradients, entry.own))
+    assert found == [(2 * size, size), (size, size), (0, size)]
+    optimizer.param_groups.clear()

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
 from memgraph.base.compat.autograd import compiled_node
+from memgraph.base.compat.distributed import bucket_bytes, collective_groups, default_store, gathered, local, wrapped
 from memgraph.base.compat.dynamo import (
     autocast_state,
     compile_id,
@@ -101,7 +102,9 @@ __all__ = [
     "autocast_state",
     "backward_inputs",
     "bare_step",
+    "bucket_bytes",
     "captured",
+    "collective_groups",
     "compile_graph",
     "compile_id",
     "compiled_form",
@@ -111,6 +114,7 @@ __all__ = [
     "computed_size",
     "config_fingerprint",
     "copy_graph",
+    "default_store",
     "donate_nothing",
     "extract_forward_backward",
     "fake_evaluation",
@@ -118,6 +122,7 @@ __all__ = [
     "falls_back",
     "first_users_output",
     "foreach_by_default",
+    "gathered",
     "graph_break_reason",
     "graph_text",
     "has_side_effect",
@@ -131,6 +136,7 @@ __all__ = [
     "is_size",
     "is_written",
     "largest",
+    "local",
     "lower_shards",
     "lower_transfers",
     "lowering_settings",
@@ -168,5 +174,6 @@ __all__ = [
     "traces_cuda",
     "triton_kernel",
     "uncompiled",
+    "wrapped",
     "write_to_memory",
 ]

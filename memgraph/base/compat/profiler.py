@@ -33,18 +33,19 @@ def start_allocations() -> None:
 
 
 def stop_allocations() -> list[int]:
-    """The bytes of each allocation (positive) and free (negative) since `start_allocations` on the same thread.
+    """The bytes of each allocation (positive) and free (negative) since `start_allocations` on the same thread, in the
+    order of time.
 
-    What was allocated before has no free among them.
+    Those of threads that work for this one are among them (gloo's, that copy for a collective). What was allocated
+    before has no free among them.
     """
     from torch.autograd import _disable_profiler_legacy
 
-    return [
-        int(event.cpu_memory_usage())
-        for thread in _disable_profiler_legacy()
-        for event in thread
-        if event.kind() == "memory_alloc"
-    ]
+    events = [event for thread in _disable_profiler_legacy() for event in thread if event.kind() == "memory_alloc"]
+    if events and any(event.thread_id() != events[0].thread_id() for event in events):
+        first = events[0]
+        events.sort(key=first.cpu_elapsed_us)
+    return [int(event.cpu_memory_usage()) for event in events]
 
 
 def allocations(call: Any) -> tuple[Any, list[int]]:

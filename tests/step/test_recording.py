@@ -1,0 +1,57 @@
+"""What a recording on the CPU says of what was allocated before it began."""
+
+import gc
+
+import torch
+
+from memgraph.step.recording import CpuRecorder, Moment
+
+MIB = 1 << 20
+
+
+def marks(work, level=10 * MIB):
+    """The level and the peak at a mark after each part of `work`."""
+    gc.collect()  # garbage that goes meanwhile would be seen
+    recorder = CpuRecorder(level)
+    for part in work:
+        part()
+        recorder.mark(None, Moment.FORWARD)
+    return [(mark.level, mark.peak) for mark in recorder.stop()]
+
+
+def full():
+    return torch.empty(3 * MIB, dtype=torch.uint8)
+
+
+def test_a_storage_that_is_emptied_lowers_the_level():
+    """As FSDP2 empties the parameters that were gathered for the first launch, before the recording began."""
+    gathered = full()
+    found = marks([lambda: None, lambda: gathered.untyped_storage().resize_(0), lambda: full()])
+    assert found == [(10 * MIB, 10 * MIB), (7 * MIB, 10 * MIB), (7 * MIB, 10 * MIB)]
+
+
+def test_it_does_so_once_where_an_earlier_recording_saw_it_filled():
+    kept = []
+    marks([lambda: kept.append(full())])
+    assert marks([lambda: kept[0].untyped_storage().resize_(0)]) == [(7 * MIB, 10 * MIB)]
+
+
+def test_it_may_be_filled_again():
+    gathered = full()
+    storage = gathered.untyped_storage()
+    found = marks([lambda: storage.resize_(0), lambda: storage.resize_(3 * MIB), lambda: storage.resize_(0)])
+    assert [level for level, _ in found] == [7 * MIB, 10 * MIB, 7 * MIB]
+
+
+def test_a_storage_that_goes_lowers_the_level():
+    gathered = [full()]
+    view = [gathered[0][1:]]
+    found = marks([gathered.clear, view.clear])  # the view holds it
+    assert found == [(10 * MIB, 10 * MIB), (7 * MIB, 10 * MIB)]
+
+
+def test_a_storage_that_autograd_holds_still_counts():
+    leaf = torch.ones(MIB, requires_grad=True)  # 4 MiB
+    saved = [leaf * 1]
+    result = [saved[0] * saved[0]]
+    assert marks([saved.clear, result.clear]) == [(10 * MIB, 10 * MIB), (2 * MIB, 10 * MIB)]
