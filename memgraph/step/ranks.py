@@ -12,6 +12,7 @@ all is an error there, and not the end of the group.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -129,8 +130,8 @@ def _graphs(members: tuple[int, ...]) -> Iterator[int]:
 
 def tightest(entries: list[list[Any]]) -> list[Any]:
     """Of the entries of several ranks one that is at least as tight as each, all as JSON has them."""
-    levels, later, sizes, gradients = zip(*entries, strict=True)
-    return [max(levels), max(later), [max(size) for size in zip(*sizes, strict=True)], max(gradients)]
+    levels, to_come, sizes, later = zip(*entries, strict=True)
+    return [max(levels), max(to_come), [max(size) for size in zip(*sizes, strict=True)], max(later)]
 
 
 class SharedMeter(Meter):
@@ -154,6 +155,6 @@ class SharedMeter(Meter):
         return self._agreed("a launch, counted anew", found)
 
     def _agreed(self, what: str, mine: Entry) -> Entry:
-        told = [mine.level, mine.to_come, list(mine.sizes), mine.gradients]
-        level, to_come, sizes, gradients = self.ranks.agree(what, told, tightest)
-        return Entry(level, to_come, tuple(sizes), gradients, mine.own)
+        told = [mine.level, mine.to_come, list(mine.sizes), mine.later]
+        level, to_come, sizes, later = self.ranks.agree(what, told, tightest)
+        return dataclasses.replace(mine, level=level, to_come=to_come, sizes=tuple(sizes), later=later)

@@ -114,14 +114,14 @@ def test_what_runs_outside_is_named():
 def test_what_alone_breaks_the_budget_outside_is_said_once_with_what_would_do():
     world = World(100 * KIB)
     graphs = layers(world, 4)
-    step(world, graphs, outside=95 * KIB)
+    step(world, graphs, outside=105 * KIB)
     with pytest.warns(
         PlanWarning, match="outside .* between the forward of a graph and the backward of a graph"
     ) as said:
         for _ in range(3):
-            step(world, graphs, outside=95 * KIB)
+            step(world, graphs, outside=105 * KIB)
     (text,) = [str(one.message) for one in said if "outside" in str(one.message)]
-    assert "takes 95.0 KiB and reaches 1" in text and "would do" in text
+    assert "takes 105.0 KiB and reaches 1" in text and "would do" in text
     assert "OVER the budget" in str(world.run.ledger.report())
 
 

@@ -92,16 +92,6 @@ def test_a_round_that_no_choice_keeps_within_the_budget_is_refused_before_it_run
     assert max(step(again, graphs, outside=95 * KIB) for _ in range(4)) <= minimum
 
 
-def test_what_others_reach_by_themselves_is_told_once_and_the_rest_planned_for():
-    world = World(100 * KIB)
-    graphs = layers(world, 4)
-    step(world, graphs, outside=105 * KIB)
-    with pytest.warns(PlanWarning, match="before the backward of launch 5 .* reaches 105"):
-        step(world, graphs, outside=105 * KIB)
-    step(world, graphs, outside=105 * KIB)  # a warning is an error here
-    assert {variant.seconds for variant in graphs[0].variants} == {1.0, 2.0}
-
-
 def test_what_others_reach_between_the_launches_is_left_free():
     world = World(130 * KIB)
     graphs = layers(world, 4)

@@ -1,9 +1,12 @@
 """What a plan takes, and where it is valid."""
 
+import weakref
+
 import pytest
 import torch
 
 from memgraph.planner.decisions import Event, Timeline
+from memgraph.step.launched import Launched
 from memgraph.step.meter import Arguments, Meter, bytes_standing, standing
 from memgraph.step.run import Run
 from memgraph.step.variants import Entry, Envelope, Variant
@@ -74,8 +77,8 @@ def test_code_that_cannot_be_read_ends_no_run():
 
 def test_gradients_of_graphs_that_come_later_stand_in_the_backward():
     variant = Variant(print, 1.0, {(): Envelope(90, 10, 50)})
-    assert variant.fits(Entry(10, gradients=40), 100)
-    assert not variant.fits(Entry(10, gradients=41), 100) and not variant.fits(Entry(11), 100)
+    assert variant.fits(Entry(10, later=40), 100)
+    assert not variant.fits(Entry(10, later=41), 100) and not variant.fits(Entry(11), 100)
 
 
 def test_a_launch_knows_which_gradients_come_before_its_backward():
@@ -87,7 +90,7 @@ def test_a_launch_knows_which_gradients_come_before_its_backward():
     meters[2].ends = True
     for meter, layer in zip(meters, layers, strict=True):
         entry = meter.entry([layer.weight])
-        run.begin(meter, entry)
-        found.append((entry.gradients, entry.own))
+        run.round.append(Launched(weakref.ref(meter), entry, run.round, ()))
+        found.append((entry.later, entry.own))
     assert found == [(2 * size, size), (size, size), (0, size)]
     optimizer.param_groups.clear()
