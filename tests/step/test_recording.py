@@ -1,6 +1,7 @@
 """What a recording on the CPU says of what was allocated before it began."""
 
 import gc
+from types import SimpleNamespace
 
 import torch
 
@@ -13,10 +14,13 @@ def marks(work, level=10 * MIB):
     """The level and the peak at a mark after each part of `work`."""
     gc.collect()  # garbage that goes meanwhile would be seen
     recorder = CpuRecorder(level)
-    for part in work:
+    launches = [SimpleNamespace(marks={}) for _ in work]
+    for part, launch in zip(work, launches, strict=True):
         part()
-        recorder.mark(None, Moment.FORWARD)
-    return [(mark.level, mark.peak) for mark in recorder.stop()]
+        recorder.mark(launch, Moment.FORWARD)
+    recorder.stop()
+    found = (launch.marks[Moment.FORWARD] for launch in launches)
+    return [(mark.level, mark.peak) for mark in found]
 
 
 def full():
