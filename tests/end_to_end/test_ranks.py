@@ -90,7 +90,7 @@ def on_both_ranks(folder, case):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_both_ranks_run_the_plan_of_the_tighter_one(tmp_path):
     loose, tight = on_both_ranks(tmp_path, "plain")
     assert "error" not in loose and "error" not in tight, (loose, tight)
@@ -100,7 +100,7 @@ def test_both_ranks_run_the_plan_of_the_tighter_one(tmp_path):
     assert tight["unplanned"] > BUDGET > loose["unplanned"] - MORE
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_ranks_whose_plans_differ_refuse(tmp_path):
     outcomes = on_both_ranks(tmp_path, "differ")
     assert all("RanksError" in told["error"] and "the ranks differ in the plan" in told["error"] for told in outcomes)
