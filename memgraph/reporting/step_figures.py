@@ -184,16 +184,19 @@ class StepFigures:
         return self.rounds[-1]
 
     @property
+    def alike(self) -> tuple[RoundFigures, ...]:
+        """The rounds of the same graphs as the newest, newest first."""
+        return tuple(some for some in reversed(self.rounds) if some.graphs == self.newest.graphs)
+
+    @property
     def measured(self) -> RoundFigures | None:
-        """The newest round of the same launches as the newest that was measured; None where none was."""
-        alike = (some for some in reversed(self.rounds) if some.graphs == self.newest.graphs)
-        return next((some for some in alike if some.measured_peak is not None), None)
+        """The newest round of the same graphs as the newest that was measured; None where none was."""
+        return next((some for some in self.alike if some.measured_peak is not None), None)
 
     @property
     def outside(self) -> tuple[OutsideFigures, ...]:
         """What ran between the launches of such a round, when that was last recorded."""
-        alike = (some for some in reversed(self.rounds) if some.graphs == self.newest.graphs)
-        return next((some.outside for some in alike if some.outside), ())
+        return next((some.outside for some in self.alike if some.outside), ())
 
     @property
     def predicted_peak(self) -> int | None:
@@ -207,13 +210,13 @@ class StepFigures:
 
     @property
     def as_predicted(self) -> bool:
-        """Whether all launches of the last rounds took what was planned, as far as they were measured."""
-        return all(some.as_predicted for some in self.rounds)
+        """Whether all launches of rounds like the newest took what was planned, as far as they were measured."""
+        return all(some.as_predicted for some in self.alike)
 
     @property
     def took_more(self) -> bool:
         """Whether one of them took more than was planned, by more than 1 % of the peak."""
-        return any(some.took_more for some in self.rounds)
+        return any(some.took_more for some in self.alike)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

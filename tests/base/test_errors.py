@@ -61,6 +61,17 @@ def test_budget_error_adds_up_its_minimum_before_it_lists_tensors():
     assert lines[3] == "Live at its peak:"
 
 
+def test_budget_error_names_what_the_baseline_is_made_of_before_it_lists_tensors():
+    kib = {"minimum": 100 * 1024, "budget": 70 * 1024, "baseline": 60 * 1024, "to_come": 2048, "binding": [SMALL]}
+    text = str(BudgetError(**kib, states=16 * 1024, others=8 * 1024)).splitlines()[1]
+    within = "60.0 KiB are allocated when the step starts (the baseline: 16.0 KiB of it state of the optimizer, "
+    assert within + "8.0 KiB held by other graphs until their backward), 2.0 KiB are still to come" in text
+    assert "(the baseline: 8.0 KiB held by other graphs until" in str(BudgetError(**kib, others=8 * 1024))
+    assert "(the baseline: 16.0 KiB of it state of the optimizer)," in str(BudgetError(**kib, states=16 * 1024))
+    grown = BudgetError(**kib, states=1, others=2).since_it_was_planned([("other tensors", 3)])
+    assert (grown.states, grown.others, grown.grown) == (1, 2, (("other tensors", 3),))
+
+
 def test_budget_error_about_a_reserve_or_a_baseline_that_takes_it_all():
     first = str(BudgetError(minimum=3 * 2**30, budget=2**30, reserve=2 * 2**30, baseline=0)).splitlines()[0]
     assert "2.0 GiB (2147483648 bytes) are held back by option 'reserve'" in first

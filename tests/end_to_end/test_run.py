@@ -168,13 +168,13 @@ def test_the_step_report_says_what_a_step_takes_and_what_was_measured():
         optimizer.step()
         optimizer.zero_grad()
     assert report.budget == budget and report.as_predicted
-    measured = [some.measured_peak for some in report.rounds[-3:]]
-    assert measured[1] - measured[0] == pytest.approx(2 * parameters, rel=0.01)  # its state
-    assert measured[2] is None and report.measured_peak == measured[1] <= budget
+    first, second, third = report.rounds[-3:]  # without state, with it, and not recorded any more
+    for some in (first, second):
+        assert some.measured_peak == pytest.approx(some.predicted_peak, rel=0.001)
+    assert third.measured_peak is None and report.measured_peak == second.measured_peak <= budget
     assert report.measured_peak == pytest.approx(report.predicted_peak, rel=0.01)
     (adam,) = report.optimizers
     assert adam.made == pytest.approx(2 * parameters, rel=0.01) and adam.to_come == 0
-    assert dict(report.grown)["state of AdamW"] == adam.made
     plan = memgraph.report()
     assert plan.as_predicted and plan.measured_peak == pytest.approx(plan.predicted_peak, rel=0.01)
     peak = memgraph.measure_peak(lambda: loss(x).backward())

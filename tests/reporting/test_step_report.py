@@ -161,7 +161,11 @@ def test_nothing_measured_and_nothing_predicted():
 
 def test_what_was_measured_of_another_composition_does_not_stand_for_the_newest():
     other = RoundFigures(number=1, launches=(launch(0, "evaluation [0]", measured=99),), outside=(), recorded=True)
-    assert example(rounds=(other, steps(2))).measured is None
+    off = dataclasses.replace(other, launches=(dataclasses.replace(other.launches[0], measured_above=0),))
+    assert not off.as_predicted
+    for some in (other, off):
+        report = example(rounds=(some, steps(2)))
+        assert report.measured is None and report.as_predicted
 
 
 def test_it_fits_a_screen_however_many_graphs_there_are():
