@@ -4,8 +4,8 @@
 
 Each run is a process of its own with `benchmarks/allocations.c` preloaded. A Llama (or a chain of blocks) is trained by
 plain Inductor and under each budget; the table has the peaks of forward and backward in some steps, the largest of all,
-the plans that were made, and the largest difference of a loss from plain Inductor's. Where a budget is refused, the
-smallest one that the error names is run as well.
+the plans that were made (how many late, and how often graphs were lowered for all of them), and the largest difference
+of a loss from plain Inductor's. Where a budget is refused, the smallest one that the error names is run as well.
 """
 
 from __future__ import annotations
@@ -25,19 +25,26 @@ from benchmarks import harness, table
 from benchmarks.harness import Process, Result, Task
 
 MIB = 1 << 20
-# What is done, and the budgets in MiB.
-RUNS: dict[str, tuple[int, ...]] = {
-    "adamw": (36, 24),
-    "adamw_late": (36,),
-    "accumulation": (40,),
-    "gradients_kept": (40,),
-    "lengths": (40,),
-    "graph_break": (100, 75),
-    "layers_one_by_one": (60, 40),
+LONGEST = 512
+# What is done, the budgets (in MiB, or as a share of what plain Inductor's largest step reaches), and other options.
+RUNS: dict[str, list[tuple[int | float, dict[str, Any]]]] = {
+    "adamw": [(36, {}), (24, {})],
+    "adamw_late": [(36, {})],
+    "accumulation": [(40, {})],
+    "gradients_kept": [(40, {})],
+    "lengths": [
+        (0.6, {}),
+        (0.6, {"largest_size": LONGEST}),
+        (0.45, {"tile": True}),
+        (0.45, {"tile": True, "largest_size": LONGEST}),
+    ],
+    "graph_break": [(100, {}), (75, {})],
+    "layers_one_by_one": [(60, {}), (40, {})],
 }
 SHOWN = (0, 1, 2, 4)  # steps
-STEPS = 10
-HEADS = ("run", "budget", *(f"step {n + 1}" for n in SHOWN), "largest", "plans", "losses")
+STEPS = {"lengths": 200}
+LATE = 20  # steps, after which few plans should be made
+HEADS = ("run", "budget", *(f"step {n + 1}" for n in SHOWN), "largest", "plans", "late", "lowered", "losses")
 
 
 def main(
@@ -49,14 +56,16 @@ def main(
     record, rows = harness.Record(name), []
     with allocator_hook() as environment:
         for run in only.split(","):
-            plain = _run({"run": run, "budget": None}, environment)
+            plain = _run({"run": run, "budget": None, "options": {}}, environment)
             rows.append(plain)
-            for budget in RUNS[run]:
-                row = _run({"run": run, "budget": budget * MIB}, environment)
+            for budget, options in RUNS[run]:
+                size = budget * MIB if isinstance(budget, int) else int(budget * max(plain["peaks"]))
+                task = {"run": run, "budget": size, "options": options}
+                row = _run(task, environment)
                 rows.append(compared(row, plain))
                 if "refused" in row:
-                    rows.append(compared(_run({"run": run, "budget": row["refused"]}, environment), plain))
-            print(record.write("Training runs", {"rows": rows}, body(rows)), flush=True)
+                    rows.append(compared(_run(task | {"budget": row["refused"]}, environment), plain))
+                print(record.write("Training runs", {"rows": rows}, body(rows)), flush=True)
 
 
 @contextlib.contextmanager
@@ -92,12 +101,15 @@ def body(rows: list[Result]) -> str:
 def cells(row: Result) -> list[str]:
     """A row as text, in the order of HEADS."""
     budget = "plain Inductor" if row["budget"] is None else f"{row['budget'] / MIB:.1f}"
+    name = ", ".join([row["run"], *(f"{key}={value}" for key, value in row.get("options", {}).items())])
     if "refused" in row:
-        return [row["run"], budget, f"refused: {row['refused'] / MIB:.1f}", *[""] * (len(HEADS) - 3)]
+        return [name, budget, f"refused: {row['refused'] / MIB:.1f}", *[""] * (len(HEADS) - 3)]
     peaks = [peak / MIB for peak in row["peaks"]]
     shown = [f"{peaks[step]:.1f}" for step in SHOWN]
     difference = f"{row['difference']:.0e}" if "difference" in row else ""
-    return [row["run"], budget, *shown, f"{max(peaks):.1f}", str(row["plans"]), difference]
+    made = row.get("made", ())
+    counts = [row["plans"], sum(step > LATE for step, _ in made), sum(lowered for _, lowered in made)]
+    return [name, budget, *shown, f"{max(peaks):.1f}", *map(str, counts), difference]
 
 
 # Within the process of one run
@@ -108,12 +120,14 @@ def measure(task: Task) -> Iterator[Result]:
     import torch
 
     torch.manual_seed(0)
-    yield measured(_steps(task["run"], backend(task["budget"])))
+    yield measured(_steps(task["run"], backend(task["budget"], **task["options"])))
 
 
-def backend(budget: int | None) -> dict[str, Any]:
+def backend(budget: int | None, **options: Any) -> dict[str, Any]:
     """The arguments of `compile`: plain Inductor without a budget."""
-    return {"backend": "inductor"} if budget is None else {"backend": "memgraph", "options": {"budget": budget}}
+    if budget is None:
+        return {"backend": "inductor"}
+    return {"backend": "memgraph", "options": {"budget": budget} | options}
 
 
 def measured(steps: Iterable[Callable[[], float]]) -> Result:
@@ -124,15 +138,17 @@ def measured(steps: Iterable[Callable[[], float]]) -> Result:
     hook.mh_peak.restype = ctypes.c_long
     losses: list[float] = []
     peaks: list[int] = []
+    made: list[tuple[int, int]] = []  # for each plan the step, and how often the graph was lowered for it
     try:
         for step in steps:
             hook.mh_reset()
             losses.append(step())
             peaks.append(hook.mh_peak())
+            made += [(len(losses), report.attempts) for report in memgraph.reports()[len(made) :]]
     except memgraph.BudgetError as error:
         harness.say(str(error))
         return {"refused": error.minimum, "after": len(peaks), "peaks": peaks}
-    return {"losses": losses, "peaks": peaks, "plans": len(memgraph.reports())}
+    return {"losses": losses, "peaks": peaks, "made": made, "plans": len(made)}
 
 
 def _steps(run: str, how: dict[str, Any]) -> Iterator[Callable[[], float]]:
@@ -147,11 +163,11 @@ def _steps(run: str, how: dict[str, Any]) -> Iterator[Callable[[], float]]:
     lengths = random.Random(1)
 
     def step() -> float:
-        loss = loss_of(batch(lengths.randint(64, 512)))
+        loss = loss_of(batch(lengths.randint(64, LONGEST)))
         loss.backward()
         return float(loss.item())
 
-    for number in range(50 if run == "lengths" else STEPS):
+    for number in range(STEPS.get(run, 10)):
         yield step
         if run == "accumulation" and number % 3 < 2:
             continue

@@ -2,7 +2,7 @@
 
     python examples/varying_lengths.py [--budget 10MiB] [--backend inductor]
 
-Where the greatest length is known, `torch._dynamo.mark_dynamic(ids, 1, max=384)` has all lengths planned at once.
+Where the greatest length is known, the option `"largest_size": 384` has all lengths planned at once.
 """
 
 from __future__ import annotations

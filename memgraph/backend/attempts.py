@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memgraph.backend.alike import name_of_plan
@@ -17,7 +17,7 @@ from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.inductor import Graph, Job, lower, read_step
 from memgraph.backend.joint_graph import SPARE, Planned
-from memgraph.backend.outcome import budget_error, build_report, found_again, with_sizes
+from memgraph.backend.outcome import budget_error, build_report, found_again
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
 from memgraph.backend.unplanned import unplanned_timeline
@@ -65,8 +65,6 @@ class Attempt:
     report: Report
     above: int
     """Bytes above the baseline that a step reaches with the sizes of the launch."""
-    scale: float = 1.0
-    """What it reaches with the sizes that the graph was captured with, as a share of that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +77,13 @@ class Next:
 
     def after(self, missed: Attempt, limit: int) -> Next | None:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
-        peak = missed.planned.plan.peak  # of the sizes that the graph was captured with, as the bound is
-        room = self.bound.above_baseline(0)
-        swept = limit if missed.scale == 1 or room is None else room
-        planner_knows_nothing_smaller = peak > swept - self.bound.margin
+        peak = missed.planned.plan.peak
+        planner_knows_nothing_smaller = peak > limit - self.bound.margin
         if self.bound.last or planner_knows_nothing_smaller:
             return None if self.resort is None else Next(self.resort)
         # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
-        target = peak - (missed.above - limit) * missed.scale
-        margin = swept - int(target / (1 - SPARE))
+        target = peak - (missed.above - limit)
+        margin = limit - int(target / (1 - SPARE))
         bound = dataclasses.replace(self.bound, margin=max(margin, self.bound.margin + 1))
         return dataclasses.replace(self, bound=bound)
 
@@ -244,7 +240,7 @@ class Attempts:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
         job, everything = self.job, lowered.partitioner.planned
         planned = everything[-1]
-        truth, notes = self._truth(planned, lowered.graphs, job.sizes)
+        truth, notes = self._truth(planned, lowered.graphs)
         limit = self._limit(wanted, planned)
         report = build_report(
             planned,
@@ -264,34 +260,26 @@ class Attempts:
             refusals=job.refusals,
         )
         needed = tier_bytes((each.plan for each in everything), job.tiers)
-        scale = 1.0
-        if truth is not None and job.sizes is not None:
-            captured, _ = self._truth(planned, lowered.graphs, None)
-            scale = captured.peak / truth.peak if captured is not None and truth.peak else 1.0
-            report = with_sizes(report, job.entry.sizes, planned.unplanned, scale)
-        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, report.above, scale)
+        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, report.above)
 
-    def _truth(
-        self, planned: Planned, graphs: list[Graph], sizes: Mapping[Any, int] | None
-    ) -> tuple[Timeline | None, tuple[str, ...]]:
-        """What Inductor's wrappers allocate with some sizes; or None and a note."""
+    def _truth(self, planned: Planned, graphs: list[Graph]) -> tuple[Timeline | None, tuple[str, ...]]:
+        """What Inductor's wrappers allocate with the sizes of the launch; or None and a note."""
+        device, retained, sizes = self.job.device.type, planned.facts.retained, self.job.sizes
         try:
-            device, retained = self.job.device.type, planned.facts.retained
             return read_step(graphs, device, retained=retained, sizes=sizes, dropped=planned.dropped), ()
         except NotReadable as problem:
             return None, (f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}",)
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self) -> Iterator[str]:
         """What the report says of the figures."""
-        dropped = self.job.purpose.dropped
-        told = (f"outputs {list(dropped)} are not held until the backward: their caller drops them",) if dropped else ()
-        if self.job.device.type != "cpu":
-            return (*told, *self.kernels.notes)
-        return (
-            *told,
-            "the baseline counts the tensors that Python can see; the CPU has no allocator statistics",
-            *self.kernels.notes,
-        )
+        if dropped := self.job.purpose.dropped:
+            yield f"outputs {list(dropped)} are not held until the backward: their caller drops them"
+        if self.job.sizes is not None:
+            sizes = ", ".join(map(str, self.job.entry.sizes))
+            yield f"planned for sizes up to {sizes}; smaller ones take less"
+        if self.job.device.type == "cpu":
+            yield "the baseline counts the tensors that Python can see; the CPU has no allocator statistics"
+        yield from self.kernels.notes
 
     def _error(self, wanted: Bound, tried: list[Attempt], lowest: Lowest | None) -> Exception:
         """The error of a budget that was not kept. It names the lowest peak seen, and the plan of that is kept.

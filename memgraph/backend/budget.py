@@ -44,6 +44,8 @@ class Bound:
     """Positions of outputs of Dynamo's graph that the user does not hold any more when the backward begins."""
     outputs: int = 0
     """How many outputs Dynamo's graph has."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Names and values of the symbolic sizes that the plan is made for; those of the capture where there are none."""
 
     def above_baseline(self, unplanned: int) -> int | None:
         """Bytes above the baseline that the step may reach; None for no bound."""

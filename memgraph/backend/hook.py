@@ -46,7 +46,8 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         self.planned: list[Planned] = []
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        with self.progress.stage("planning", graph=self.name):
+        sizes = compat.reading_with(dict(self.bound.sizes))
+        with self.progress.stage("planning", graph=self.name), sizes:
             forward, backward, planned = plan_partition(
                 gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, **kwargs
             )

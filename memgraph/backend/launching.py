@@ -42,6 +42,8 @@ class Launching:
         self.first_entry = Entry(0)
         self.budget: int | None = None
         self.sizes: list[Sizes] = []
+        self.bounds: tuple[int | None, ...] = ()
+        """How large each symbolic size gets, where that is known."""
         self.graph: StepGraph | None = None
         self.ends = True
         """Whether nothing but the backward can come after the forward, since that returns a loss."""
@@ -58,12 +60,26 @@ class Launching:
         self.known = compat.captured(self.job.gm, self.job.inputs)
         self.ends = self.meter.ends = compat.returns_a_loss(self.job.gm)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
-        bounds = tuple(compat.largest(given) or 0 for given in self.job.inputs if compat.is_size(given))
-        if any(bounds):  # the user has said how large they get: one plan for all of them, if that can be
-            sizes = tuple(bound or size for bound, size in zip(bounds, entry.sizes, strict=True))
-            with contextlib.suppress(BudgetError):
-                return self._started(dataclasses.replace(entry, sizes=sizes))
+        told = self.job.options.largest_size
+        bounds = ((compat.largest(given), told) for given in self.job.inputs if compat.is_size(given))
+        self.bounds = tuple(min(filter(None, known), default=None) for known in bounds)
+        largest = tuple(max(size, bound or size) for size, bound in zip(entry.sizes, self.bounds, strict=True))
+        if largest != entry.sizes:  # the user has said how large they get: one plan for all of them, if that can be
+            try:
+                return self._started(dataclasses.replace(entry, sizes=largest))
+            except BudgetError as error:
+                self._warn(largest, error)
         return self._started(entry)
+
+    def _warn(self, sizes: Sizes, error: BudgetError) -> None:
+        """Say that the largest sizes cannot be planned for."""
+        warnings.warn(
+            f"no plan of {self.job.name} keeps the budget with its largest sizes {sizes}: the smallest budget for "
+            f"those is {format_size(error.minimum)}. Sizes are planned for as they come, and one that cannot be is "
+            "refused before it runs.",
+            PlanWarning,
+            stacklevel=2,
+        )
 
     def _started(self, entry: Entry) -> Callable[..., Any]:
         together = not self.ends or self.meter.run.depth() > 0
@@ -104,26 +120,26 @@ class Launching:
 
     def _for_more(self, entry: Entry) -> Entry:
         """The same entry with twice the size, where a size is beyond those that plans were made for."""
-        assert self.known is not None
         largest = tuple(max(sizes) for sizes in zip(entry.sizes, *self.sizes, strict=True))
         if largest in self.sizes:
             return entry
-        bounds = [compat.largest(given) for given in self.known.inputs if compat.is_size(given)]
         grown = (
-            size if any(size <= known[place] for known in self.sizes) else min(2 * size, bounds[place] or 2 * size)
-            for place, size in enumerate(largest)
+            size if any(size <= known[place] for known in self.sizes) else max(size, min(2 * size, bound or 2 * size))
+            for place, (size, bound) in enumerate(zip(largest, self.bounds, strict=True))
         )
         return dataclasses.replace(entry, sizes=tuple(grown))
 
     def realise(self, offer: Offer, entry: Entry) -> Variant | None:
-        """The graph compiled by a plan that was offered; None where it cannot be, which a warning says."""
+        """The graph compiled by a plan that was offered; None where it cannot be, which a warning says.
+
+        What is offered was planned for the sizes of the first plan, and is found again with those alone.
+        """
+        entry = dataclasses.replace(entry, sizes=self.sizes[0])
         return self._compiled(Purpose(entry, self.budget, offer=offer, launches=self.meter.sets))
 
     def _planned(self, entry: Entry, args: Sequence[Any], dropped: Dropped) -> Variant | None:
         try:
-            made = self._compiled(
-                self._purpose(entry, args, budget=self.budget, scale=self._scale(entry.sizes), dropped=dropped)
-            )
+            made = self._compiled(self._purpose(entry, args, budget=self.budget, dropped=dropped))
         except BudgetError as error:
             names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
             raise error.since_it_was_planned(entry.grown_since(self.first_entry, names)) from error.__cause__
@@ -161,15 +177,6 @@ class Launching:
                 stacklevel=2,
             )
             return None
-
-    def _scale(self, sizes: Sizes) -> float:
-        """What the graph takes with the sizes of its capture, as a share of what it takes with others."""
-        assert self.graph is not None
-        for variant in reversed(self.graph.variants):
-            captured, wanted = variant.envelope(self.first_entry.sizes), variant.envelope(sizes)
-            if captured is not None and wanted is not None and wanted.peak:
-                return captured.peak / wanted.peak
-        return 1.0
 
 
 @functools.cache

@@ -37,6 +37,12 @@ def reserve(value: object) -> int:
     return parse_size(value, allow_zero=True)
 
 
+def largest_size(value: object) -> int | None:
+    if value is None or isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return value
+    raise ValueError("allowed: None, or a number of entries from 2 on (int)")
+
+
 def recompute(value: object) -> object:
     if isinstance(value, bool):
         return {} if value else None  # what RecomputeOptions | None is made of

@@ -110,6 +110,10 @@ class Options(BaseModel):
     reserve: Annotated[int, PlainValidator(values.reserve)] = 0
     """Bytes held back for what memgraph cannot see yet, such as optimizer state made after the first step."""
 
+    largest_size: Annotated[int | None, PlainValidator(values.largest_size)] = None
+    """How large each symbolic size of a graph may get in this run: a plan is made for that at once, where the budget is
+    one in bytes. Larger ones are planned for when they come."""
+
     recompute: Annotated[RecomputeOptions | None, BeforeValidator(values.recompute)] = RecomputeOptions()
     """The lever that drops values and computes them again; None (given as False) where it may not be used."""
 
@@ -186,8 +190,12 @@ class Options(BaseModel):
         return json.loads(self.inductor_json)
 
     def key(self) -> str:
-        """Return, for cache keys, a canonical JSON text of all that can change a compiled graph."""
-        return json.dumps(self.model_dump(exclude={"progress", "strict"}), sort_keys=True, separators=(",", ":"))
+        """Return, for cache keys, a canonical JSON text of all that can change a compiled graph.
+
+        The sizes that a plan is made for stand in a key by themselves.
+        """
+        told = self.model_dump(exclude={"progress", "strict", "largest_size"})
+        return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
 def parse_options(options: Mapping[str, Any] | None) -> Options:

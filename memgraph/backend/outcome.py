@@ -69,22 +69,6 @@ def build_report(
     )
 
 
-def with_sizes(report: Report, sizes: tuple[int, ...], unplanned: Timeline, scale: float) -> Report:
-    """The report of a plan for a launch with other sizes than those that its graph was captured with.
-
-    unplanned, scale: what Inductor's own partition allocates with the sizes of the capture, and what share of the
-    launch's need that is.
-    """
-    grown = unplanned.scaled(1 / scale)
-    return dataclasses.replace(
-        report,
-        unplanned_peak=report.level + grown.peak,
-        unplanned_timeline=grown,
-        source_of_unplanned_peak=Source.SWEEP,
-        notes=(*report.notes, f"planned for sizes up to {', '.join(map(str, sizes))}; smaller ones take less"),
-    )
-
-
 def without_plan(
     options: Options, truth: Timeline, *, baseline: int, notes: tuple[str, ...] = (), **known: Any
 ) -> Report:

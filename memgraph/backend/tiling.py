@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import fx
 
 from memgraph import passes
 from memgraph.backend.options import Options
 from memgraph.backend.rewriting import check_tiles, rewrite
 from memgraph.backend.rules import first_match
+from memgraph.base import compat
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
+from memgraph.facts.plain import generic, names_of_symbols, with_plain_sizes
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.graphs import Joint, TilePlan
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import sizes
+from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
 from memgraph.planner.tiles import Group, Shards, most_shards
 from memgraph.verify.tiles import TileError
@@ -48,11 +50,25 @@ class Tiling:
         refused: tuple[RefusedRegion, ...] = ()
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
+        self.symbols: list[str] = []
+        """The names of the symbols in the graph's sizes."""
         if options.tile is not None or self.rules:
-            placeholders = joint.module.graph.find_nodes(op="placeholder")
-            self.regions, refused = find_regions(joint.module, {placeholders[i].name for i in joint.static_inputs})
+            self.symbols = names_of_symbols(joint.module)
+            self.regions, refused = self._found()
         self.groups = self._groups(device)  # of equal regions, with who asks for how many shards
         self._refuse(refused)
+
+    def _found(self) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
+        """The regions, and what was refused. Symbolic tokens are counted with the sizes of the launch."""
+        module = self.joint.module
+        placeholders = module.graph.find_nodes(op="placeholder")
+        weights = {placeholders[i].name for i in self.joint.static_inputs}
+        if not self.symbols:
+            return find_regions(module, weights)
+        regions, refused = find_regions(with_plain_sizes(module, generic(self.symbols)), weights)
+        nodes = {node.name: node for node in module.graph.nodes}
+        counted = (dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region))) for region in regions)
+        return tuple(counted), refused
 
     def apply(self, shards: Shards) -> tuple[Joint, tuple[Decision, ...], Shards]:
         """The joint graph with so many shards of each group, the decisions that it realises, the shards that it has.
@@ -75,7 +91,7 @@ class Tiling:
             except (MixesTokens, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
-            return made, tuple(_decision(region, count, group) for region, count, group in tiles), shards
+            return made, tuple(self._decision(region, count, group) for region, count, group in tiles), shards
 
     def standing(self, timeline: Timeline, shards: Shards) -> Mapping[int, int]:
         """By group, the bytes of its values among those that make a timeline's peak."""
@@ -107,12 +123,24 @@ class Tiling:
                     self.regions[members[0]].module,
                     tokens,
                     tuple(members),
-                    most=most_shards(tokens, device),
-                    fixed=None if request.shards is None else min(request.shards, tokens),
+                    most=min(self._most(members[0]), most_shards(tokens, device)),
+                    fixed=None if request.shards is None else min(request.shards, self._most(members[0])),
                     origin=request.origin,
                 )
             )
         return groups
+
+    def _most(self, place: int) -> int:
+        """How many shards a region may have, whoever asks for them.
+
+        Code for symbolic sizes is made with those of the capture in mind: there each shard has two tokens at least.
+        """
+        region = self.regions[place]
+        if not self.symbols:
+            return region.tokens
+        nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        with compat.reading_with({}):
+            return max(1, compat.size_hint(tokens_of(nodes, region)) // 2)
 
     def _request(self, region: TokenRegion) -> Request | None:
         """What the first rule that matches the region asks for, else the option; None where neither wants shards."""
@@ -128,12 +156,7 @@ class Tiling:
         for module, reason in dict.fromkeys((problem.module, problem.reason) for problem in refused):
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
-            reason = "no stretch of this graph has wide values that are a token's own"
-            if any(isinstance(node.meta.get("val"), torch.SymInt) for node in self.joint.module.graph.nodes):
-                reason = (
-                    "the number of tokens is symbolic, and shards are of a known size: torch.compile(dynamic=False)"
-                )
-            self.refusals.append(Refusal("tile", reason))
+            self.refusals.append(Refusal("tile", "no stretch of this graph has wide values that are a token's own"))
         self._refuse_returned_logits()
         for rule in self.rules:
             if not any(first_match(region.module, (rule,)) for region in self.regions):
@@ -152,6 +175,11 @@ class Tiling:
                     told += "much again for their gradient; the option tile: {'logits': 'drop'} gives them up"
                     self.refusals.append(Refusal(what, told))
 
+    def _decision(self, region: TokenRegion, shards: int, group: Group) -> Decision:
+        action = Tile(shards if self.symbols else len(sizes(region.tokens, shards)))
+        why = str(group.origin) if group.origin else "its values make the peak"
+        return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
+
     def _drop(self, problem: MixesTokens | TileError, shards: Shards) -> Shards:
         """The shards without the group of the region that failed. The refusal is noted, the group stays untiled."""
         if isinstance(problem, TileError):
@@ -163,12 +191,6 @@ class Tiling:
         n = next(n for n, group in enumerate(self.groups) if any(self.regions[i] is region for i in group.regions))
         self.groups[n] = dataclasses.replace(self.groups[n], fixed=1)
         return tuple(1 if i == n else count for i, count in enumerate(shards))
-
-
-def _decision(region: TokenRegion, shards: int, group: Group) -> Decision:
-    action = Tile(len(sizes(region.tokens, shards)))
-    why = str(group.origin) if group.origin else "its values make the peak"
-    return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 
 
 def _views(node: fx.Node) -> set[fx.Node]:

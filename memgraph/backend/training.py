@@ -38,9 +38,6 @@ class Purpose:
     """The launch; None for one that finds the device as it is now."""
     budget: int | None = None
     """In bytes with the baseline, where it is known already: "auto" asks the device once."""
-    scale: float = 1.0
-    """What the graph takes with the sizes that it was captured with, as a share of what it takes with the launch's:
-    plans are made of the former, and must keep the budget with the latter."""
     tightest: bool = False
     """The plan that takes least beside others: nobody knows yet what else a step consists of."""
     offers: bool = False
@@ -91,7 +88,7 @@ class TrainingJob(Job):
     def sizes(self) -> dict[Any, int] | None:
         """The launch's symbolic sizes, by symbol; None where they are those that the graph was captured with."""
         symbolic = [given for given in self.inputs if compat.is_size(given)]
-        if self.entry.sizes == tuple(map(compat.size_hint, symbolic)):
+        if self.entry.sizes in ((), tuple(map(compat.size_hint, symbolic))):
             return None
         return dict(zip((given.node.expr for given in symbolic), self.entry.sizes, strict=True))
 
@@ -103,17 +100,16 @@ class TrainingJob(Job):
         name in the caches.
         """
         purpose, reserve = self.purpose, self.options.held_back
+        sizes = tuple(sorted((str(symbol), size) for symbol, size in (self.sizes or {}).items()))
         if purpose.offer is not None:
-            return Bound(reserve=reserve, offer=(purpose.offer.peak, purpose.offer.carried))
+            return Bound(reserve=reserve, offer=(purpose.offer.peak, purpose.offer.carried), sizes=sizes)
         if self.budget is None:
             return bound_of(self.options, None, self.outside)
         step = max(1, self.budget // LEVELS)
         bound = bound_of(self.options, self.budget, -(-self.outside // step) * step)
-        if purpose.scale != 1 and bound.bytes is not None:
-            bound = dataclasses.replace(bound, bytes=int((bound.bytes - reserve) * purpose.scale) + reserve)
         ample = self.budget // AMPLE if purpose.tightest else 0
         others = OTHERS if purpose.tightest else 0
-        bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers)
+        bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers, sizes=sizes)
         if not purpose.dropped:
             return bound
         outputs = len(self.gm.graph.output_node().args[0])

@@ -121,10 +121,6 @@ class Timeline:
             sums.append(total)
         return sums
 
-    def scaled(self, factor: float) -> Timeline:
-        """The same events with all bytes so many times as large."""
-        return Timeline(tuple(dataclasses.replace(event, bytes=round(event.bytes * factor)) for event in self.events))
-
     @property
     def peak(self) -> int:
         """Highest sum of allocated bytes above the baseline."""

@@ -98,12 +98,16 @@ def _product_like(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.new_empty((left.shape[0], right.shape[1]), dtype=accumulator(left.dtype))
 
 
+def _same(whole: torch.Tensor, *_: object) -> torch.Tensor:
+    return whole.clone()
+
+
 for _schema, _run, _fake in (
-    ("shard_whole(Tensor first, int dim, int length) -> Tensor", shard_whole, _room),
-    ("shard_put(Tensor whole, Tensor part, int dim, int start) -> Tensor", shard_put, lambda whole, *_: whole.clone()),
-    ("shard_put_(Tensor(a!) whole, Tensor part, int dim, int start) -> ()", shard_put_, lambda *_: None),
+    ("shard_whole(Tensor first, int dim, SymInt length) -> Tensor", shard_whole, _room),
+    ("shard_put(Tensor whole, Tensor part, int dim, SymInt start) -> Tensor", shard_put, _same),
+    ("shard_put_(Tensor(a!) whole, Tensor part, int dim, SymInt start) -> ()", shard_put_, lambda *_: None),
     ("shard_product(Tensor left, Tensor right) -> Tensor", shard_product, _product_like),
-    ("shard_add(Tensor total, Tensor left, Tensor right) -> Tensor", shard_add, lambda total, *_: total.clone()),
+    ("shard_add(Tensor total, Tensor left, Tensor right) -> Tensor", shard_add, _same),
     ("shard_add_(Tensor(a!) total, Tensor left, Tensor right) -> ()", shard_add_, lambda *_: None),
     ("poison(int[] size, ScalarType dtype, Device device) -> Tensor", poison, None),
 ):

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
 from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.verify.arguments import name_of
 from memgraph.verify.checks import show, signature
@@ -85,6 +86,28 @@ def verify_tiles(
     calls = [call for region, _ in tiles for call in _calls(after, region)]
     claims = _claims(before, after, calls)
     verify_graph(before, after, pass_name="tile", claims=claims)
+    if not (symbols := names_of_symbols(before)):
+        _verify_plain(before, after, tiles, calls, claims, tried, room)
+        return
+    # Once with numbers that no number of shards divides, and once with the smallest that there may be.
+    for values in (generic(symbols, above=100), shortest(before)):
+        one, other = with_plain_sizes(before, values), with_plain_sizes(after, values)
+        again = [call for region, _ in tiles for call in _calls(other, region)]
+        _verify_plain(one, other, tiles, again, _claims(one, other, again), tried, room, symbolic=True)
+
+
+def _verify_plain(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    tiles: Sequence[tuple[TokenRegion, int]],
+    calls: Sequence[_Call],
+    claims: Mapping[str, str],
+    tried: set[str],
+    room: int,
+    *,
+    symbolic: bool = False,
+) -> None:
+    """Raises TileError if a tile computes something else.  symbolic: the graphs that these stand for have symbols."""
     shards = {region.outputs: count for region, count in tiles}
     place = {node.name: n for n, node in enumerate(before.graph.nodes)}
     nodes = {node.name: node for node in before.graph.nodes}
@@ -97,7 +120,7 @@ def verify_tiles(
         if call.node.args[1] != label:  # Inductor takes equal names for equal graphs
             raise TileError(call.region, f"{call.node.name} calls {label} by the name of {call.node.args[1]}")
         _check_ends(call, tile, nodes)
-        _check_shards(call.region, tile, shards[call.region.outputs])
+        _check_shards(call.region, tile, shards[call.region.outputs], symbolic)
         _check_sums(call.region, tile)
         graph = _cut_out(nodes, place, call, inputs)
         units = frozenset(n for n, operand in enumerate(inputs) if operand.unit)
@@ -215,12 +238,13 @@ def _check_ends(call: _Call, tile: fx.GraphModule, nodes: Mapping[str, fx.Node])
                 raise TileError(region, f"{node.name} of its tile is {show(got)}, not {show(want)}")
 
 
-def _check_shards(region: TokenRegion, tile: fx.GraphModule, shards: int) -> None:
-    """Raises TileError if a tile does not run the shards that were asked for."""
-    rows = math.ceil(region.tokens / min(shards, region.tokens))
+def _check_shards(region: TokenRegion, tile: fx.GraphModule, shards: int, symbolic: bool) -> None:
+    """Raises TileError if a tile does not run the shards that were asked for, all of them where sizes are symbolic."""
     runs = len(tile.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()))
-    if runs != math.ceil(region.tokens / rows):
-        raise TileError(region, f"its tile runs {runs} shards, not {math.ceil(region.tokens / rows)}")
+    if not symbolic:
+        shards = math.ceil(region.tokens / math.ceil(region.tokens / min(shards, region.tokens)))
+    if runs != shards:
+        raise TileError(region, f"its tile runs {runs} shards, not {shards}")
 
 
 def _check_sums(region: TokenRegion, tile: fx.GraphModule) -> None:

@@ -3,6 +3,8 @@
 A body takes slices of the region's sharded inputs and the other inputs whole. It returns the shard's part of each
 output. Its operators are those of the joint graph; only sizes among their arguments change. The shape of each result is
 compared with the state that the rules of `facts/tokens/rules/` derived.
+
+Where sizes are symbolic a body takes the symbols as inputs as well, and computes the sizes that its operators are told.
 """
 
 from __future__ import annotations
@@ -10,21 +12,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.facts.operators import family, qualified_name
 from memgraph.facts.tokens.kinds import COUNTERS, SIZED
 from memgraph.facts.tokens.nodes import counts_from_zero, shape_of
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State
 from memgraph.facts.views import view_base
-from memgraph.passes.insert import call
+from memgraph.passes.insert import call, size
 from memgraph.runtime.tile_ops import accumulator
 
 aten = torch.ops.aten
+# A size, which may be symbolic.
+Size: TypeAlias = "int | torch.SymInt"
 
 
 @dataclasses.dataclass
@@ -42,7 +47,7 @@ class Body:
     """By output that is a matrix product summed over tokens, its two factors: views of exposed nodes or of inputs."""
 
 
-def shard_shape(shape: Sequence[int], state: State, rows: int) -> list[int]:
+def shard_shape(shape: Sequence[Size], state: State, rows: Size) -> list[Size]:
     """The shape of a value for a shard of `rows` tokens."""
     if not isinstance(state, Sharded):
         return list(shape)
@@ -53,18 +58,24 @@ def shard_shape(shape: Sequence[int], state: State, rows: int) -> list[int]:
     return sizes
 
 
+def same_shape(one: Sequence[Size], other: Sequence[Size]) -> bool:
+    """Whether two shapes are equal, whatever the symbols in them are."""
+    return len(one) == len(other) and all(map(compat.same_size, one, other))
+
+
 def build_body(
     nodes: Mapping[str, fx.Node],
     region: TokenRegion,
     names: Sequence[str],
-    inputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Any],
     outputs: Sequence[str],
-    rows: int,
+    rows: Size,
     mode: Any,
 ) -> Body:
     """The body for a shard of `rows` tokens.
 
-    names: the region's nodes that the body runs, in order.  inputs: by name, the shard's inputs as fake tensors.
+    names: the region's nodes that the body runs, in order.  inputs: by name, the shard's inputs as fake tensors, and
+    symbols.
     The caller computes products that sum over tokens. For a mean over tokens the body returns the shard's share.
     Raises MixesTokens where a value does not have the shape that the token flow says.
     """
@@ -76,9 +87,9 @@ def build_body(
     placeholders = tuple(new.values())
     for name in names:
         node = nodes[name]
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: new[read])
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: _given(graph, mode, read, new))
         state = region.states[name]
-        args = _resized(node, list(args), state, rows)
+        args = _resized(graph, mode, node, list(args), state, rows)
         try:
             if state == PARTIAL and qualified_name(node.target) == "aten::mean":
                 made = _share(graph, mode, node, args, kwargs)
@@ -91,7 +102,7 @@ def build_body(
         new[node] = made
         value = made.meta["val"]
         sliced = isinstance(state, Sharded) and isinstance(value, torch.Tensor)
-        if sliced and list(value.shape) != shard_shape(shape_of(node), state, rows):
+        if sliced and not same_shape(value.shape, shard_shape(shape_of(node), state, rows)):
             raise MixesTokens(node, f"gives {list(value.shape)} for {rows} of {region.tokens} tokens")
     exposed: dict[fx.Node, int] = {}
     values, products = {}, {}
@@ -119,10 +130,15 @@ def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwarg
     target = aten.sum.dim_IntList if len(args) > 1 else aten.sum.default
     total = call(graph, mode, target, *args, **dict(kwargs) | {"dtype": accumulator(node.meta["val"].dtype)})
     count = math.prod(shape_of(node.args[0])) // math.prod(shape_of(node))
-    return call(graph, mode, aten.div.Tensor, total, count, name=node.name)
+    return call(graph, mode, aten.div.Tensor, total, size(graph, mode, count), name=node.name)
 
 
-def _resized(node: fx.Node, args: list[Any], state: State, rows: int) -> list[Any]:
+def _given(graph: fx.Graph, mode: Any, read: fx.Node, new: Mapping[fx.Node, fx.Node]) -> Any:
+    """What stands in a body for a node that one of its own read: a size is computed again."""
+    return new[read] if read in new else size(graph, mode, read.meta["val"])
+
+
+def _resized(graph: fx.Graph, mode: Any, node: fx.Node, args: list[Any], state: State, rows: Size) -> list[Any]:
     """The arguments for one shard: sizes of the output are replaced by those of the shard."""
     name = qualified_name(node.target)
     if not isinstance(state, Sharded):
@@ -130,19 +146,36 @@ def _resized(node: fx.Node, args: list[Any], state: State, rows: int) -> list[An
     if name in COUNTERS:
         if not counts_from_zero(node):
             raise MixesTokens(node, "does not count from 0")
-        return [rows * state.factor]
+        return [size(graph, mode, rows * state.factor)]
+    shape = shard_shape(shape_of(node), state, rows)
     if name == "aten::as_strided":
-        if not args[0].meta["val"].is_contiguous():
+        if not is_contiguous(args[0].meta["val"]):
             raise MixesTokens(node, "picks by strides")
-        args[1] = shard_shape(shape_of(node), state, rows)
-        args[2] = torch.empty(args[1], device="meta").stride()
+        args[1:3] = ([size(graph, mode, entry) for entry in steps] for steps in (shape, contiguous_strides(shape)))
     if name in SIZED:
-        args[SIZED[name]] = shard_shape(shape_of(node), state, rows)
+        args[SIZED[name]] = [size(graph, mode, entry) for entry in shape]
     return args
 
 
-def sizes(tokens: int, shards: int) -> list[int]:
-    """How many tokens each shard has: all the same but for the last one, none empty, at most `shards` entries."""
+def contiguous_strides(shape: Sequence[Size]) -> list[Size]:
+    """The strides of a value without gaps, its last dimension innermost."""
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def is_contiguous(value: torch.Tensor) -> bool:
+    """Whether a value has no gaps and its last dimension innermost, whatever the symbols in its sizes are."""
+    steps = zip(value.shape, value.stride(), contiguous_strides(value.shape), strict=True)
+    return all(compat.same_size(length, 1) or compat.same_size(mine, wanted) for length, mine, wanted in steps)
+
+
+def sizes(tokens: Size, shards: int) -> list[Size]:
+    """How many tokens each shard has: all the same but for the last one.
+
+    None is empty, and there are at most `shards`, where the number of tokens is known. Where it is symbolic there are
+    always `shards`, and what is left over is in the last one: of fewer tokens than shards, all.
+    """
+    if not isinstance(tokens, int):
+        return [tokens // shards] * (shards - 1) + [tokens - (shards - 1) * (tokens // shards)]
     size = math.ceil(tokens / max(1, min(shards, tokens)))
     full, rest = divmod(tokens, size)
     return [size] * full + ([rest] if rest else [])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +17,8 @@ from memgraph.base import compat
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, apart
-from memgraph.passes.insert import call
-from memgraph.passes.tiles.body import Body, build_body, shard_shape, sizes
+from memgraph.passes.insert import call, size
+from memgraph.passes.tiles.body import Body, Size, build_body, is_contiguous, same_shape, shard_shape, sizes
 from memgraph.passes.tiles.stored import CalledGraph
 from memgraph.runtime.tile_ops import accumulator
 
@@ -24,7 +26,10 @@ aten = torch.ops.aten
 
 
 def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The nodes of a region that some outputs are computed from, and the inputs that they read, both in order."""
+    """The nodes of a region that some outputs are computed from, and the inputs that they read, both in order.
+
+    The symbols of their sizes are inputs as well, the first ones.  Raises MixesTokens where the graph is not given one.
+    """
     inside, found, pending = region.nodes, set(), [nodes[name] for name in outputs]
     read: set[str] = set()
     while pending:
@@ -39,7 +44,30 @@ def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[
                 read.add(source.name)
     order = (*region.forward, *region.backward)
     place = {node.name: n for n, node in enumerate(nodes.values())}
-    return sorted(found.intersection(order), key=place.__getitem__), [name for name in region.inputs if name in read]
+    names = sorted(found.intersection(order), key=place.__getitem__)
+    inputs = [name for name in region.inputs if name in read]
+    return names, [*_symbols(nodes, [*inputs, *names]), *inputs]
+
+
+def _symbols(nodes: Mapping[str, fx.Node], names: Sequence[str]) -> list[str]:
+    """The inputs of the graph that are symbols in the sizes of some nodes."""
+    given = {compat.symbol_of(node.meta.get("val")): name for name, node in nodes.items() if node.op == "placeholder"}
+    found: dict[str, None] = {}
+    for name in names:
+        for symbol in sorted(compat.symbols_in(nodes[name].meta.get("val")), key=str):
+            if symbol not in given:
+                raise MixesTokens(nodes[name], f"has a size with {symbol}, which is no input of the graph")
+            found[given[symbol]] = None
+    return list(found)
+
+
+def tokens_of(nodes: Mapping[str, fx.Node], region: TokenRegion) -> Size:
+    """The number of tokens in all shards, as the sizes of the graph's values say it."""
+    for name in (*region.inputs, *region.forward):
+        state = region.states.get(name)
+        if isinstance(state, Sharded) and state.factor == 1 and not state.spread:
+            return math.prod(shape_of(nodes[name])[dim] for dim in state.dims)
+    return region.tokens
 
 
 def build_tile(
@@ -57,20 +85,23 @@ def build_tile(
     for name in inputs:
         whole[name] = graph.placeholder(name)
         whole[name].meta["val"] = nodes[name].meta["val"]
-    flat = {name: _flat(graph, mode, whole[name], region.states[name]) for name in inputs}
-    bodies: dict[int, tuple[str, Body]] = {}
+    along = _spread_along(nodes, region)
+    flat = {name: _flat(graph, mode, whole[name], region.states.get(name), along) for name in inputs}
+    bodies: dict[str, tuple[str, Body]] = {}
     gathered: dict[str, fx.Node] = {}
-    start = 0
-    for rows in sizes(region.tokens, shards):
+    tokens, start = tokens_of(nodes, region), 0
+    counts = sizes(tokens, shards)
+    parts = {name: _cut(graph, mode, flat[name], whole[name], region.states.get(name), counts) for name in inputs}
+    for rows in counts:
         slices = {
-            name: _slice(graph, mode, flat[name], whole[name], region.states[name], start, rows) for name in inputs
+            name: _shaped(graph, mode, next(parts[name]), whole[name], region.states.get(name), rows) for name in inputs
         }
-        if rows not in bodies:
+        if str(rows) not in bodies:
             given = {name: node.meta["val"] for name, node in slices.items()}
             body = build_body(nodes, region, names, given, outputs, rows, mode)
-            bodies[rows] = (f"body_{len(bodies)}", body)
-            root.add_module(bodies[rows][0], body.module)
-        label, body = bodies[rows]
+            bodies[str(rows)] = (f"body_{len(bodies)}", body)
+            root.add_module(bodies[str(rows)][0], body.module)
+        label, body = bodies[str(rows)]
         found = _run(graph, mode, label, body, slices)
         for name in outputs:
             before = gathered.get(name)
@@ -83,31 +114,44 @@ def build_tile(
                 )
             else:
                 part = found[body.exposed[body.values[name]]]
-                gathered[name] = _gather(graph, mode, before, part, nodes[name], region, name, start)
+                gathered[name] = _gather(graph, mode, before, part, nodes[name], region.states[name], tokens, start)
         start += rows
     results = [_finish(graph, mode, gathered[name], nodes[name], region.states[name]) for name in outputs]
     graph.output(tuple(results))
     return CalledGraph(root, graph)
 
 
-def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any) -> fx.Node:
-    """A sharded value with its tokens along one dimension."""
+def _spread_along(nodes: Mapping[str, fx.Node], region: TokenRegion) -> dict[int, list[Size]]:
+    """By number of dimensions of tokens, the sizes of these dimensions, as each token's own values have them."""
+    found: dict[int, list[Size]] = {}
+    for name, state in region.states.items():
+        if name in nodes and isinstance(state, Sharded) and state.factor == 1 and not state.spread:
+            found.setdefault(len(state.dims), [shape_of(nodes[name])[dim] for dim in state.dims])
+    return found
+
+
+def _flat(graph: fx.Graph, mode: Any, node: fx.Node, state: Any, along: Mapping[int, Sequence[Size]]) -> fx.Node:
+    """A sharded value with its tokens along one dimension.  along: as `_spread_along` gives it."""
     if not isinstance(state, Sharded) or len(state.dims) == 1:
         return node
     if state.spread:
-        sizes = dict(zip(state.dims, state.spread, strict=True))
-        shape = [sizes.get(dim, size) for dim, size in enumerate(shape_of(node))]
-        node = call(graph, mode, aten.expand.default, node, shape)
+        if len(state.dims) not in along:
+            raise MixesTokens(node, "is repeated along tokens that no other value tells")
+        lengths = dict(zip(state.dims, along[len(state.dims)], strict=True))
+        shape = [lengths.get(dim, length) for dim, length in enumerate(shape_of(node))]
+        node = call(graph, mode, aten.expand.default, node, _sized(graph, mode, shape))
     if apart(state, shape_of(node)):
         order = _side_by_side(state, len(shape_of(node)))
         node = call(graph, mode, aten.permute.default, node, order)
         state = dataclasses.replace(state, dims=tuple(order.index(dim) for dim in state.dims))
     shape = list(shape_of(node))
     first, last = state.dims[0], state.dims[-1]
-    merged = [*shape[:first], -1, *shape[last + 1 :]]
+    merged = math.prod(shape[first : last + 1])
+    row = -1 if isinstance(merged, int) else size(graph, mode, merged)
     if not _viewable(node.meta["val"], first, last):
         node = call(graph, mode, aten.clone.default, node, memory_format=torch.contiguous_format)
-    return call(graph, mode, aten.view.default, node, merged)
+    shape = [*_sized(graph, mode, shape[:first]), row, *_sized(graph, mode, shape[last + 1 :])]
+    return call(graph, mode, aten.view.default, node, shape)
 
 
 def _side_by_side(state: Sharded, rank: int) -> list[int]:
@@ -123,23 +167,50 @@ def _dim(state: Sharded, shape: Sequence[int]) -> int:
 
 def _viewable(value: torch.Tensor, first: int, last: int) -> bool:
     """Whether a view can merge some dimensions into one."""
-    dims = [dim for dim in range(first, last + 1) if value.shape[dim] != 1]
+    dims = [dim for dim in range(first, last + 1) if not compat.same_size(value.shape[dim], 1)]
     steps = zip(dims, dims[1:], strict=False)
-    return all(value.stride(one) == value.stride(other) * value.shape[other] for one, other in steps)
+    return all(compat.same_size(value.stride(one), value.stride(other) * value.shape[other]) for one, other in steps)
 
 
-def _slice(graph: fx.Graph, mode: Any, flat: fx.Node, whole: fx.Node, state: Any, start: int, rows: int) -> fx.Node:
+def _sized(graph: fx.Graph, mode: Any, shape: Sequence[Size]) -> list[int | fx.Node]:
+    """A shape as an argument of a call."""
+    return [size(graph, mode, entry) for entry in shape]
+
+
+def _cut(
+    graph: fx.Graph, mode: Any, flat: fx.Node, whole: fx.Node, state: Any, counts: Sequence[Size]
+) -> Iterator[fx.Node]:
+    """For each shard, its part of an input.  counts: tokens of each."""
     if not isinstance(state, Sharded):
-        return flat
-    dim, factor = _dim(state, shape_of(whole)), state.factor
-    part = flat
-    if rows * factor != shape_of(flat)[dim]:
-        part = call(graph, mode, aten.slice.Tensor, flat, dim, start * factor, (start + rows) * factor)
+        yield from [flat] * len(counts)
+        return
+    dim, lengths = _dim(state, shape_of(whole)), [rows * state.factor for rows in counts]
+    if compat.same_size(lengths[0], shape_of(flat)[dim]):
+        yield flat
+    elif all(isinstance(length, int) for length in lengths):
+        for end, length in zip(itertools.accumulate(lengths), lengths, strict=True):
+            yield call(graph, mode, aten.slice.Tensor, flat, dim, end - length, end)
+    else:  # a slice ends where the whole does: of symbolic ends it is not known that they lie within
+        split = call(graph, mode, aten.split_with_sizes.default, flat, _sized(graph, mode, lengths), dim)
+        for n in range(len(lengths)):
+            yield _element(graph, split, n)
+
+
+def _element(graph: fx.Graph, several: fx.Node, place: int) -> fx.Node:
+    made = graph.call_function(operator.getitem, (several, place))
+    made.meta["val"] = several.meta["val"][place]
+    return made
+
+
+def _shaped(graph: fx.Graph, mode: Any, part: fx.Node, whole: fx.Node, state: Any, rows: Size) -> fx.Node:
+    """A part of an input with as many dimensions as the input has."""
+    if not isinstance(state, Sharded):
+        return part
     shape = shard_shape(shape_of(whole), state, rows)
-    if list(shape_of(part)) != shape:
-        if not part.meta["val"].is_contiguous():
+    if not same_shape(shape_of(part), shape):
+        if not is_contiguous(part.meta["val"]):
             part = call(graph, mode, aten.clone.default, part, memory_format=torch.contiguous_format)
-        part = call(graph, mode, aten.view.default, part, shape)
+        part = call(graph, mode, aten.view.default, part, _sized(graph, mode, shape))
     return part
 
 
@@ -148,18 +219,18 @@ def _run(graph: fx.Graph, mode: Any, label: str, body: Body, slices: Mapping[str
     known = next((node for node in graph.find_nodes(op="get_attr") if node.target == label), None)
     reference = known or graph.get_attr(label)
     arguments = [slices[placeholder.target] for placeholder in body.placeholders]
-    values = tuple(node.meta["val"] for node in body.exposed)
     run = graph.call_function(compat.invoke_subgraph(), (reference, label, *arguments))
-    run.meta["val"] = values
+    run.meta["val"] = tuple(node.meta["val"] for node in body.exposed)
     found = dict(zip(body.placeholders, arguments, strict=True))
     for n, node in enumerate(body.exposed):
-        found[node] = graph.call_function(operator.getitem, (run, n))
-        found[node].meta["val"] = values[n]
+        found[node] = _element(graph, run, n)
     return found
 
 
-def _again(graph: fx.Graph, mode: Any, factor: fx.Node, found: dict[fx.Node, fx.Node]) -> fx.Node:
+def _again(graph: fx.Graph, mode: Any, factor: fx.Node, found: dict[fx.Node, fx.Node]) -> Any:
     """A view inside of a body, made again by the caller, from the body's results and operands."""
+    if isinstance(factor.meta["val"], torch.SymInt):
+        return size(graph, mode, factor.meta["val"])
     if factor not in found:
         reads = {read: _again(graph, mode, read, found) for read in factor.all_input_nodes}
         args, kwargs = fx.map_arg((factor.args, factor.kwargs), lambda read: reads[read])
@@ -173,24 +244,24 @@ def _gather(
     before: fx.Node | None,
     part: fx.Node,
     node: fx.Node,
-    region: TokenRegion,
-    name: str,
-    start: int,
+    state: Any,
+    tokens: Size,
+    start: Size,
 ) -> fx.Node:
-    """Put one more shard of an output into its place, or add it."""
-    state = region.states[name]
+    """Put one more shard of an output into its place, or add it.  tokens: in all shards.  start: tokens before it."""
     if state == PARTIAL:
         wide = accumulator(part.meta["val"].dtype)
         if wide != part.meta["val"].dtype:
             part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
         return part if before is None else call(graph, mode, aten.add.Tensor, before, part)
     assert isinstance(state, Sharded)  # a region has no other outputs
-    flat = _flat(graph, mode, part, state)
+    flat = _flat(graph, mode, part, state, {})
     dim = _dim(state, shape_of(node))
     if before is None:
-        length = region.tokens * state.factor
+        length = size(graph, mode, tokens * state.factor)
         return call(graph, mode, torch.ops.memgraph.shard_whole.default, flat, dim, length)
-    return call(graph, mode, torch.ops.memgraph.shard_put.default, before, flat, dim, start * state.factor)
+    place = size(graph, mode, start * state.factor)
+    return call(graph, mode, torch.ops.memgraph.shard_put.default, before, flat, dim, place)
 
 
 def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: Any) -> fx.Node:
@@ -198,13 +269,14 @@ def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: A
     old = node.meta["val"]
     if isinstance(state, Sharded) and apart(state, old.shape):
         order = _side_by_side(state, old.dim())
-        result = call(graph, mode, aten.view.default, result, [old.shape[dim] for dim in order])
+        shape = _sized(graph, mode, [old.shape[dim] for dim in order])
+        result = call(graph, mode, aten.view.default, result, shape)
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
-    if result.meta["val"].shape != old.shape:
-        result = call(graph, mode, aten.view.default, result, list(old.shape))
+    if not same_shape(shape_of(result), old.shape):
+        result = call(graph, mode, aten.view.default, result, _sized(graph, mode, old.shape))
     if result.meta["val"].dtype != old.dtype:
         result = call(graph, mode, torch.ops.prims.convert_element_type.default, result, old.dtype)
-    if result.meta["val"].stride() != old.stride():
+    if not same_shape(result.meta["val"].stride(), old.stride()):
         raise MixesTokens(node, f"comes out with strides {result.meta['val'].stride()}, not {old.stride()}")
     return result
 
@@ -228,7 +300,7 @@ def signature(
 
 
 def _line(node: fx.Node, place: Mapping[fx.Node, str]) -> str:
-    args = fx.map_arg((node.args, dict(node.kwargs)), place.__getitem__)
+    args = fx.map_arg((node.args, dict(node.kwargs)), lambda read: place.get(read) or f"<{read.meta['val']}>")
     return f"{node.op} {node.target} {args}"
 
 

@@ -34,7 +34,7 @@ class CalledGraph(fx.GraphModule):
 def _written(node: fx.Node) -> tuple[Any, ...]:
     target = node.target
     if node.op == "call_function":
-        target = "getitem" if target is operator.getitem else str(target)
+        target = f"operator.{target.__name__}" if target.__module__ == "_operator" else str(target)
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda read: _Read(read.name))
     return node.op, node.name, target, args, kwargs
 
@@ -58,8 +58,10 @@ def _again(data: dict[str, Any], imports: str) -> CalledGraph:
 
 def _target(text: str) -> Any:
     """The operator with this `str`: `aten.slice.Tensor` for example, or the operator that calls a body."""
-    if text in ("getitem", "invoke_subgraph"):
-        return operator.getitem if text == "getitem" else compat.invoke_subgraph()
+    if text == "invoke_subgraph":
+        return compat.invoke_subgraph()
+    if text.startswith("operator."):
+        return getattr(operator, text.removeprefix("operator."))
     found: Any = torch.ops
     for part in text.split("."):
         found = getattr(found, part)

@@ -45,6 +45,15 @@ def test_zero_reserve_is_allowed():
     assert parse_options({"reserve": "2GiB"}).reserve == 2 * 1024**3
 
 
+def test_the_largest_size():
+    assert parse_options({}).largest_size is None
+    assert parse_options({"largest_size": 4096}).largest_size == 4096
+    for given in (0, 1, -3, 2.0, True, "4096"):
+        assert "'largest_size'" in refusal({"largest_size": given}) and "from 2 on" in refusal({"largest_size": given})
+    # A plan's name holds the sizes that it is made for, however they were told.
+    assert parse_options({"largest_size": 4096}).key() == parse_options({}).key()
+
+
 def test_recompute_forms():
     assert parse_options({"recompute": False}).recompute is None
     assert parse_options({"recompute": True}) == parse_options({"recompute": {}}) == parse_options({})

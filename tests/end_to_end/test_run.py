@@ -118,6 +118,47 @@ def test_larger_sizes_are_planned_for_before_they_run():
     assert len(memgraph.reports()) - known <= 4
 
 
+@pytest.mark.parametrize("told", ["option", "mark"])
+def test_one_plan_serves_a_run_whose_largest_size_is_known(told):
+    module = model()
+    above, baseline = unplanned(module, torch.randn(4 * TOKENS, WIDTH))
+    budget = baseline + int(0.7 * above)
+    option = {"largest_size": 4 * TOKENS} if told == "option" else {}
+    # torch takes both or none, and refuses a range that a guard of Inductor's cuts: 96 * tokens > 4096.
+    marked = {} if option else {"min": 64, "max": 4 * TOKENS}
+    loss, known = compiled(module, budget=budget, **option), len(memgraph.reports())
+    for tokens in (TOKENS // 4, 4 * TOKENS, TOKENS // 3, 3 * TOKENS):
+        x = torch.randn(tokens, WIDTH)
+        torch._dynamo.mark_dynamic(x, 0, **marked)
+        peak, _ = measured(lambda x=x: loss(x).backward())
+        assert peak <= budget, tokens
+        module.zero_grad()
+    (report,) = memgraph.reports()[known:]
+    assert f"planned for sizes up to {4 * TOKENS}; smaller ones take less" in report.notes
+    # Facts of the largest size are planned with: the unplanned peak is about the one that is measured there.
+    assert report.unplanned_peak - report.level == pytest.approx(above, rel=0.1)
+
+
+def test_a_largest_size_that_no_plan_keeps_is_told_and_sizes_are_planned_as_they_come():
+    module = model()
+    above, baseline = unplanned(module, torch.randn(2 * TOKENS, WIDTH))
+    budget = baseline + int(0.7 * above)
+    loss = compiled(module, budget=budget, largest_size=64 * TOKENS)
+    with pytest.warns(memgraph.PlanWarning, match=f"its largest sizes .{64 * TOKENS},.: the smallest budget"):
+        for tokens in (TOKENS // 2, 2 * TOKENS):
+            x = torch.randn(tokens, WIDTH)
+            torch._dynamo.mark_dynamic(x, 0)
+            peak, _ = measured(lambda x=x: loss(x).backward())
+            assert peak <= budget, tokens
+            module.zero_grad()
+
+
+def test_a_budget_that_is_a_share_takes_symbolic_sizes():
+    module, x = model(), torch.randn(TOKENS, WIDTH)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled(module, budget=0.8, strict=True)(x).backward()
+
+
 def test_layers_that_are_compiled_one_by_one_share_a_budget():
     module, x = model(4), torch.randn(TOKENS, WIDTH)
     for block in module:

@@ -14,6 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import memgraph
+from memgraph.backend import memgraph as memgraph_backend
 from memgraph.facts.actions import Tile
 from memgraph.machine.measure import peak_above_start
 from tests.support import ROOT, models
@@ -168,3 +169,35 @@ def test_a_warm_cache_gives_tiles_back(tmp_path):
     assert [cached for cached, *_ in lines] == ["False", "True"]
     for first, again in zip(*(map(float, line[1:]) for line in lines), strict=True):
         assert abs(first - again) < 1e-6 * abs(first)  # the embedding's gradient is added up by threads
+
+
+def test_symbolic_lengths(model):
+    """One graph for all lengths; its code is right for those as well for which torch's guards have it made anew."""
+    reference, kept = Head(), []
+    reference.load_state_dict(model.state_dict())
+    reference.eval()
+    model.eval()  # nothing is drawn
+    options = {"budget": None, "tile": {"mlp": 8, "loss": 7}, "cache": False, "strict": True}
+
+    def backend(gm, inputs):
+        kept.append((memgraph_backend(gm, inputs, options=options), list(inputs)))
+        return kept[-1][0]
+
+    torch._dynamo.reset()
+    call = torch.compile(model, backend=backend, dynamic=True)
+    call(ids()).backward()
+    shards = {(d.module, d.action.shards) for d in memgraph.report().decisions if isinstance(d.action, Tile)}
+    assert shards == {("", 8), ("head", 7)}
+    for length in (150, 73, 39):
+        batch = ids()[:, :length].contiguous()
+        assert error(step(call, model, batch), step(reference, reference, batch)) < 1e-6, length
+    ((compiled_graph, given),) = kept  # Dynamo did not ask again
+    for few in (ids()[:1, :2], ids()[:1, :5], ids()[:, :3], ids()[:, :4]):  # from 2 to 8 tokens
+        batch = few.contiguous()
+        sizes = iter(batch.shape)
+        args = [
+            next(sizes) if not isinstance(item, torch.Tensor) else batch if item.dtype == torch.int64 else item
+            for item in given
+        ]
+        got = step(lambda *args: compiled_graph(*args)[0], model, *args)
+        assert error(got, step(reference, reference, batch)) < 1e-6, batch.shape

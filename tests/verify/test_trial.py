@@ -52,34 +52,35 @@ def rounded() -> Joint:
     return joint_of(mlp(), floats().detach().bfloat16(), dtype=torch.bfloat16)
 
 
-def swapped(node, args, state, rows):
-    args = bodies_resized(node, args, state, rows)
+def swapped(graph, mode, node, args, state, rows):
+    args = bodies_resized(graph, mode, node, args, state, rows)
     return [args[1], args[0], *args[2:]] if short_name(node.target) == "sub" else args
 
 
-def without_scale(node, args, state, rows):
-    args = bodies_resized(node, args, state, rows)
+def without_scale(graph, mode, node, args, state, rows):
+    args = bodies_resized(graph, mode, node, args, state, rows)
     return [args[0], 1.0] if short_name(node.target) == "mul" and args[1] == 0.3 else args
 
 
-def rowless(graph, mode, before, part, node, region, name, start):
-    if isinstance(region.states[name], Sharded) and start:
+def rowless(graph, mode, before, part, node, state, tokens, start):
+    if isinstance(state, Sharded) and start:
         return before
-    return tile_graph_gather(graph, mode, before, part, node, region, name, start)
+    return tile_graph_gather(graph, mode, before, part, node, state, tokens, start)
 
 
-def first_tangent(graph, mode, flat, whole, state, start, rows):
-    start = 0 if "tangent" in whole.name else start
-    return tile_graph_slice(graph, mode, flat, whole, state, start, rows)
+def first_tangent(graph, mode, flat, whole, state, counts):
+    if "tangent" not in whole.name:
+        return tile_graph_cut(graph, mode, flat, whole, state, counts)
+    return (next(tile_graph_cut(graph, mode, flat, whole, state, [rows])) for rows in counts)
 
 
-bodies_resized, tile_graph_gather, tile_graph_slice = bodies._resized, tile_graph._gather, tile_graph._slice
+bodies_resized, tile_graph_gather, tile_graph_cut = bodies._resized, tile_graph._gather, tile_graph._cut
 FAULTS = {
     "two operands of one shape are swapped": (scaled, bodies, "_resized", swapped, "differs from the whole"),
     "a scale is dropped": (scaled, bodies, "_resized", without_scale, "differs from the whole"),
     "a shard's rows are forgotten": (scaled, tile_graph, "_gather", rowless, "differs from the whole"),
     "sums in bfloat16": (rounded, tile_graph, "accumulator", lambda dtype: dtype, "adds shards up in bfloat16"),
-    "the first shard's tangent for all": (scaled, tile_graph, "_slice", first_tangent, "differs from the whole"),
+    "the first shard's tangent for all": (scaled, tile_graph, "_cut", first_tangent, "differs from the whole"),
 }
 
 

@@ -77,6 +77,13 @@ def fake_evaluation() -> Iterator[None]:
         yield
 
 
+def plain_fakes() -> Any:
+    """A mode in which tensors are fake, and sizes are numbers."""
+    from torch._subclasses import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def traces_cuda() -> bool:
     """Whether autograd can trace for a CUDA device: a build with CUDA needs a real one (seen on 2.11)."""
     import torch

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memgraph.base.errors import GraphError
 
 
 def size_hint(size: Any) -> int:
-    """A size as a plain int; of a symbolic one, the value seen when the graph was captured.
+    """A size as a plain int; of a symbolic one, the value seen when the graph was captured, or within `reading_with`
+    the value with those sizes.
 
     Raises GraphError for a size that only data decide.
     """
     if isinstance(size, int):
         return size
+    taken = _taken.get()
+    if taken is not None and (found := taken.value(size)) is not None:
+        return found
     hint = size.node.hint
     if hint is None:
         raise GraphError(
@@ -23,6 +29,35 @@ def size_hint(size: Any) -> int:
             "compile this function with Inductor."
         )
     return int(hint)
+
+
+class _Taken:
+    """Values of symbols, and of the sizes that were computed from them."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values, self._known = values, dict[Any, int | None]()
+
+    def value(self, size: Any) -> int | None:
+        """A symbolic size; None where it needs another symbol."""
+        expression = size.node.expr
+        if expression not in self._known:
+            values = {symbol: self._values.get(str(symbol)) for symbol in expression.free_symbols}
+            known = None not in values.values()
+            self._known[expression] = int(computed_size(size, values)) if known else None
+        return self._known[expression]
+
+
+_taken: contextvars.ContextVar[_Taken | None] = contextvars.ContextVar("memgraph.sizes", default=None)
+
+
+@contextlib.contextmanager
+def reading_with(values: Mapping[str, int]) -> Iterator[None]:
+    """Within it graphs are read as if they had been captured with other sizes.  values: by the names of symbols."""
+    token = _taken.set(_Taken(values) if values else None)
+    try:
+        yield
+    finally:
+        _taken.reset(token)
 
 
 def size_at(size: Any, values: Mapping[Any, int] | None) -> int:
@@ -56,6 +91,39 @@ def largest(size: Any) -> int | None:
     found = size.node.shape_env.var_to_range.get(expression)
     upper = None if found is None else found.upper
     return int(upper) if upper is not None and upper.is_Integer and int(upper) < 2**48 else None
+
+
+def smallest(symbol: Any, size: Any) -> int:
+    """The smallest value that a symbol may have.  size: a symbolic size of the same graph."""
+    found = size.node.shape_env.var_to_range.get(symbol)
+    lower = None if found is None else found.lower
+    return int(lower) if lower is not None and lower.is_Integer and lower > 2 else 2
+
+
+def sizes_in(value: Any) -> list[Any]:
+    """The symbolic sizes in what a node holds: its own, or the shapes and strides of its tensors."""
+    import torch
+
+    if isinstance(value, torch.SymInt):
+        return [value]
+    if isinstance(value, torch.Tensor):
+        steps = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
+        return [size for size in steps if not isinstance(size, int)]
+    return [size for item in value for size in sizes_in(item)] if isinstance(value, list | tuple) else []
+
+
+def symbols_in(value: Any) -> set[Any]:
+    """The symbols of the sizes in what a node holds."""
+    return {symbol for size in sizes_in(value) for symbol in size.node.expr.free_symbols}
+
+
+def same_size(one: Any, other: Any) -> bool:
+    """Whether two sizes are equal whatever their symbols are; no guard is left behind."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    expressions: list[Any] = [size if isinstance(size, int) else size.node.expr for size in (one, other)]
+    left, right = expressions
+    return bool(left == right) or bool((left - right).expand() == 0)
 
 
 def symbol_of(value: Any) -> Any:

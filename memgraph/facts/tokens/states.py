@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.facts.operators import short_name
 
 
@@ -79,7 +80,8 @@ def without_ones(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
 
 def apart(state: Sharded, shape: Sequence[int]) -> bool:
     """Whether other dimensions lie between those of the tokens."""
-    return any(shape[dim] != 1 and dim not in state.dims for dim in range(state.dims[0], state.dims[-1]))
+    between = set(range(state.dims[0], state.dims[-1])).difference(state.dims)
+    return any(not compat.same_size(shape[dim], 1) for dim in between)
 
 
 def without_dims(state: Sharded, dims: Sequence[int]) -> Sharded:
