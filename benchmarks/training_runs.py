@@ -35,8 +35,8 @@ RUNS: dict[str, list[tuple[int | float, dict[str, Any]]]] = {
     "lengths": [
         (0.6, {}),
         (0.6, {"largest_size": LONGEST}),
-        (0.45, {"tile": True}),
-        (0.45, {"tile": True, "largest_size": LONGEST}),
+        (0.55, {"tile": True}),
+        (0.55, {"tile": True, "largest_size": LONGEST}),
     ],
     "graph_break": [(100, {}), (75, {})],
     "layers_one_by_one": [(60, {}), (40, {})],

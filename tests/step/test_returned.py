@@ -94,6 +94,7 @@ def test_the_next_plan_does_not_hold_what_is_dropped(training):
     assert losses[0] == losses[1] == losses[2]
 
 
+@pytest.mark.slow
 def test_what_is_held_after_all_is_told_and_counted_again(training):
     step, reports = training
     for _ in range(2):
@@ -106,6 +107,7 @@ def test_what_is_held_after_all_is_told_and_counted_again(training):
     assert memgraph.measure_peak(lambda: step(held=True)) <= reports()[0].budget
 
 
+@pytest.mark.slow
 def test_what_is_held_in_each_step_stays_in_the_plan(training):
     step, reports = training
     for _ in range(3):
