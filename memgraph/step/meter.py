@@ -88,11 +88,12 @@ class Meter:
         """Sets of parameters like the graph's that the optimizers own."""
         self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
         self._forecast_for: tuple[int, int, bool] | None = None
-        self._bytes_standing: dict[int, int] = {0: 0}
+        self._gradients: dict[int, tuple[int, int]] = {}  # by how many stand: their bytes, and those of the others
 
     def entry(self, args: Sequence[Any]) -> Entry:
         """The entry of a launch with these arguments."""
-        situation, held = self._situation(args), self.run.held()
+        parameters = self.parameters(args)
+        situation, held = self._situation(parameters), self.run.held()
         if self.device.type == "cuda":
             level = allocated_bytes(self.device)
         elif situation in self._levels:
@@ -101,34 +102,34 @@ class Meter:
         else:
             level = allocated_bytes(self.device)
             self._levels[situation] = level, held
-        parameters = self.parameters(args)
         # Optimizers come and go between steps. DDP's buckets are compiled with fake parameters, whoever owns those.
-        seen = (situation.generation, situation.standing, any(map(compat.is_fake, self.arguments.leaves(args))))
+        seen = (situation.generation, situation.standing, any(map(compat.is_fake, self.arguments.leaves(args)[:1])))
         if self._forecast_for != seen:
             self._forecast_for = seen
+            self._gradients.clear()
             self.look_ahead(parameters)
         sizes = tuple(compat.size_hint(args[place]) for place in self.arguments.sizes)
-        stands = self._gradients(situation.standing, parameters)
-        later, own = self._later(parameters)
-        return Entry(level, self.to_come, sizes, stands, states=self.made, others=held, later=later, own=own)
+        stand, own = self._gradients_of(situation.standing, parameters)
+        later = self._later(own)
+        return Entry(level, self.to_come, sizes, stand, states=self.made, others=held, later=later, own=own)
 
-    def _gradients(self, number: int, parameters: Sequence[torch.Tensor]) -> int:
-        """Bytes of gradients, added up once for each number of them."""
-        if number not in self._bytes_standing:
-            self._bytes_standing[number] = bytes_standing(parameters)
-        return self._bytes_standing[number]
+    def _gradients_of(self, number: int, parameters: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """Bytes of the gradients that stand, and of those that this graph will make. Added up once for each number."""
+        if number not in self._gradients:
+            own = sum(_bytes_here(p) for p in parameters if p.grad is None)
+            self._gradients[number] = bytes_standing(parameters), own
+        return self._gradients[number]
 
-    def _later(self, parameters: Sequence[torch.Tensor]) -> tuple[int, int]:
-        """Bytes of the gradients of graphs that are launched later in the step, and of those of this graph.
+    def _later(self, own: int) -> int:
+        """Bytes of the gradients of graphs that are launched later in the step.  own: of this graph.
 
         Backwards come in the order against that of the forwards: what is neither this graph's nor that of a launch
         which is open already stands when its backward begins. What no graph trains counts as well.
         """
-        own = sum(_bytes_here(p) for p in parameters if p.grad is None)
         if self.ends:
-            return 0, own
+            return 0
         before = sum(launch.entry.own for launch in self.run.round if launch.open)
-        return max(0, sum(each.gradients for each in self.forecasts) - own - before), own
+        return max(0, sum(each.gradients for each in self.forecasts) - own - before)
 
     def tidy(self) -> None:
         """Free what a compilation has left: reference cycles of Dynamo hold the inputs of the step that it ran in."""
@@ -139,11 +140,11 @@ class Meter:
         """The same entry, counted after the garbage of reference cycles is gone."""
         gc.collect()
         level = allocated_bytes(self.device)
-        self._levels[self._situation(args)] = level, self.run.held()
+        self._levels[self._situation(self.parameters(args))] = level, self.run.held()
         return dataclasses.replace(entry, level=level)
 
-    def _situation(self, args: Sequence[Any]) -> Situation:
-        return Situation(self.run.depth(), standing(self.parameters(args)), self.run.generation)
+    def _situation(self, parameters: Sequence[torch.Tensor]) -> Situation:
+        return Situation(self.run.depth(), standing(parameters), self.run.generation)
 
     def parameters(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         """What optimizers own of a launch's leaves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memgraph
 from memgraph.base import compat
-from memgraph.base.errors import BudgetError, VerifyError
+from memgraph.base.errors import BudgetError, PlanWarning, VerifyError
 from memgraph.facts.actions import Recompute, Save
 from memgraph.facts.joint import read_joint
 from memgraph.machine.hardware import built_in
@@ -305,7 +306,10 @@ def test_through_inductor(act):
     want, runs = run("inductor")
     with pytest.raises(BudgetError) as refused:
         run("memgraph", options={"budget": 1e-6, "cache": False, "strict": True})
-    got, again = run("memgraph", options={"budget": refused.value.minimum, "cache": False})
+    with warnings.catch_warnings():
+        # What an operator that draws allocates within itself is not known: it may not be tried.
+        warnings.filterwarnings("ignore", "Layers.forward .* has reached", PlanWarning)
+        got, again = run("memgraph", options={"budget": refused.value.minimum, "cache": False})
     assert any(isinstance(decision.action, Recompute) for decision in memgraph.report().decisions)
     assert again == runs
     for left, right in zip(got, want, strict=True):
