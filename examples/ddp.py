@@ -1,6 +1,6 @@
 """DistributedDataParallel: two processes on this machine, each with a budget of its own.
 
-    python examples/ddp.py [--budget 14MiB] [--backend inductor]
+    python examples/ddp.py [--budget 16MiB] [--backend inductor]
 
 The model is compiled in place and then wrapped. Dynamo cuts its graph where a bucket of gradients ends. Nobody knows
 the whole step before it has run once: the first one runs on the tightest plans, and the second on plans that all
@@ -67,7 +67,7 @@ def main(backend: str, budget: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="14MiB")
+    parser.add_argument("--budget", default="16MiB")
     parser.add_argument("--backend", default="memgraph", help="such as inductor or eager, to compare with")
     given = parser.parse_args()
     main(given.backend, given.budget)
