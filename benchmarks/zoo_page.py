@@ -137,7 +137,7 @@ def _refused(results: dict[str, Result]) -> list[str]:
             reasons[reason].append(name)
         graphs = max((row.get("graphs", 1) for row in result["rows"]), default=1)
         if graphs > 1:
-            reasons["more than one graph: each keeps the budget for itself"].append(name)
+            reasons["several graphs: they share the budget, and the predicted peak is that of the largest one alone"].append(name)
     return [f"- {reason} ({', '.join(names)})" for reason, names in sorted(reasons.items())]
 
 
