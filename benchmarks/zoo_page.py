@@ -137,7 +137,8 @@ def _refused(results: dict[str, Result]) -> list[str]:
             reasons[reason].append(name)
         graphs = max((row.get("graphs", 1) for row in result["rows"]), default=1)
         if graphs > 1:
-            reasons["several graphs: they share the budget, and the predicted peak is that of the largest one alone"].append(name)
+            reason = "several graphs: they share the budget, and the predicted peak is that of the largest one alone"
+            reasons[reason].append(name)
     return [f"- {reason} ({', '.join(names)})" for reason, names in sorted(reasons.items())]
 
 

@@ -125,7 +125,7 @@ def test_the_buckets_of_ddp_count(as_view, tmp_path):
         options = {"gradient_as_bucket_view": as_view}
         made = peak_above_start(lambda: found.append(nn.parallel.DistributedDataParallel(module, **options)), "cpu")
         size = sum(p.nbytes for p in module.parameters())
-        # The constructor broadcasts a flat copy of the parameters, which gloo's thread may still hold beside the buckets.
+        # The constructor broadcasts a flat copy of the parameters, which gloo may still hold beside the buckets.
         assert allocated_bytes("cpu") - before == size <= made < 2.1 * size
         found[0](torch.ones(2, WIDTH)).sum().backward()
         gc.collect()
