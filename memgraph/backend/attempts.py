@@ -253,7 +253,7 @@ class Attempts:
             to_come=job.entry.to_come,
             budget=job.budget if limit is None else job.outside + wanted.reserve + limit,
             stages=job.stages(),
-            notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes()),
+            notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes(planned)),
             attempts=number,
             unplanned=self.unplanned,
             calibrated=job.hardware.measured,
@@ -270,10 +270,11 @@ class Attempts:
         except NotReadable as problem:
             return None, (f"Inductor's wrapper could not be read, the peak is the graph sweep's: {problem}",)
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self, planned: Planned) -> Iterator[str]:
         """What the report says of the figures."""
-        if dropped := self.job.purpose.dropped:
-            yield f"outputs {list(dropped)} are not held until the backward: their caller drops them"
+        if planned.dropped:
+            positions = list(self.job.purpose.dropped)
+            yield f"outputs {positions} are not held until the backward: their caller drops them"
         if self.job.sizes is not None:
             sizes = ", ".join(map(str, self.job.entry.sizes))
             yield f"planned for sizes up to {sizes}; smaller ones take less"

@@ -13,7 +13,7 @@ import weakref
 from typing import Any, Protocol
 
 from memgraph.base import compat
-from memgraph.base.errors import BudgetError, PlanWarning
+from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step import telling
 from memgraph.step.forecast import OptimizerForecast
 from memgraph.step.launched import Launched
@@ -108,7 +108,7 @@ class StepGraph:
         except BaseException:
             run.withdraw(launch)
             raise
-        if self.ends:
+        if self.ends and not self.alike:  # what one rank's caller drops the others do not know
             launch.returned = Returned(outputs, self.room // WORTH_A_PLAN)
             launch.counted = sum(outputs[position].untyped_storage().nbytes() for position in variant.dropped)
             self._last = launch, variant.dropped
@@ -160,7 +160,7 @@ class StepGraph:
             entry = launch.entry = self.meter.exact(entry, args)
             found = self._fitting(entry) or self._made(entry, args)
         elif not found.plain and self._roomier(entry):
-            with contextlib.suppress(BudgetError):
+            with contextlib.suppress(BudgetError, OffloadError):  # the plan that there is keeps the budget
                 self._made(entry, args)
             found = self._fitting(entry) or found
         return found

@@ -44,8 +44,8 @@ class Launched:
     """The others that were open when its backward began."""
     marks: dict[Moment, Mark] = dataclasses.field(default_factory=dict)
     """What was recorded of it."""
-    outputs: tuple[tuple[weakref.ref[Any], int], ...] = ()
-    """The storages of its outputs and their bytes, where it is recorded."""
+    outputs: tuple[compat.StorageReference, ...] = ()
+    """The storages of its outputs, where it is recorded."""
     dropped: int = 0
     """Bytes of these that were free when its backward began."""
     counted: int = 0
@@ -124,11 +124,11 @@ class Launched:
 
     def watch(self, outputs: Any) -> None:
         """Note the memory of its outputs, without keeping it."""
-        found = {compat.storage_id(tensor): tensor.untyped_storage() for tensor in tensors_in(outputs)}
-        self.outputs = tuple((weakref.ref(storage), storage.nbytes()) for storage in found.values())
+        found = {compat.storage_id(tensor): tensor for tensor in tensors_in(outputs)}
+        self.outputs = tuple(map(compat.StorageReference, found.values()))
 
     def backward_begins(self, others: tuple[int, ...]) -> None:
         """others: the launches that are open besides, by their numbers in the round."""
         self.open_in_backward, self.begun = others, True
         if self.outputs:
-            self.dropped = sum(size for storage, size in self.outputs if storage() is None)
+            self.dropped = sum(storage.bytes for storage in self.outputs if not storage.holders())

@@ -306,7 +306,7 @@ def test_through_inductor(act):
     want, runs = run("inductor")
     with pytest.raises(BudgetError) as refused:
         run("memgraph", options={"budget": 1e-6, "cache": False, "strict": True})
-    # What a custom operator holds within itself is in no plan: a note says so, and a warning where it passes the budget.
+    # What a custom operator holds within itself is in no plan: a note says so, and a warning where that breaks it.
     told = pytest.warns(PlanWarning, match="has reached") if act is drop else contextlib.nullcontext()
     with told:
         got, again = run("memgraph", options={"budget": refused.value.minimum, "cache": False})

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memgraph.base.errors import BudgetError, PlanWarning
+from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step.variants import Envelope
 from tests.step.toys import World
 
@@ -215,3 +215,30 @@ def test_a_graph_without_a_backward_does_not_keep_a_round_from_being_learned():
 
     peaks = [with_metric() for _ in range(4)]
     assert max(peaks) <= 130 * KIB and peaks[2] > peaks[0]
+
+
+def test_a_roomier_plan_that_finds_no_room_in_a_tier_costs_nothing():
+    """The plan that there is keeps the budget: a better one is tried once, and its failure ends no run."""
+    world = World(100 * KIB)
+    loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
+    tried = []
+
+    class FullTier:
+        def make(self, entry, args, dropped):
+            tried.append(dropped)
+            raise OffloadError("the tier is full", tier="host", path="")
+
+    loss.maker = FullTier()
+    x = torch.ones(KIB, requires_grad=True)
+    for _ in range(3):
+        loss.launch(x)[0].sum().backward()
+    assert tried == [(0,)] and world.device.peak <= 100 * KIB
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_what_one_ranks_caller_drops_decides_nothing_for_others(alike):
+    world = World(100 * KIB)
+    loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
+    loss.alike = alike
+    step(world, [loss])
+    assert (world.run.round[-1].returned is None) == alike
