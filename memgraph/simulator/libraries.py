@@ -1,0 +1,180 @@
+"""The simulated libraries: built once for one CUDA build of torch, and found again in the cache folder.
+
+A library has a function for every symbol of the real one, since torch would not load otherwise: those of `native/*.cpp`,
+and for each of the others a stub that answers "success" and is named in the log when it is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from memgraph.base.errors import MemgraphError
+from memgraph.base.folder import cache_folder
+
+NATIVE = Path(__file__).parent / "native"
+CUDA = "13"  # the major version that the sources are written for; torch 2.11 and 2.13 bring it
+
+
+class SimulatorError(MemgraphError, RuntimeError):
+    """No device can be simulated here: torch is not a CUDA build of a version that is known, or no compiler works."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """One library that torch loads."""
+
+    soname: str
+    sources: tuple[str, ...]
+    versioned: bool = True
+    """Whether its symbols bear its own name as their version."""
+
+
+RUNTIME = Library(f"libcudart.so.{CUDA}", ("card.cpp", "memory.cpp", "streams.cpp", "kernels.cpp"))
+LIBRARIES = (
+    RUNTIME,
+    Library(f"libcublasLt.so.{CUDA}", ("cublasLt.cpp",)),
+    Library(f"libcublas.so.{CUDA}", ("cublas.cpp",)),
+    Library("libcuda.so.1", ("driver.cpp",), versioned=False),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Real:
+    """The CUDA that torch was installed with."""
+
+    libraries: Path
+    includes: tuple[Path, ...]
+    """Folders of headers; the first one has cuda.h."""
+
+    def symbols(self, library: Library) -> list[str]:
+        """The functions that the real library has. The driver is not installed: its header says them."""
+        if not library.versioned:
+            header = (self.includes[0] / "cuda.h").read_text()
+            names = set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", header))
+            names |= set(re.findall(r"#define cu\w+\s+(cu\w+)", header))
+            return sorted(names | {name + suffix for name in names for suffix in ("_v2", "_ptsz")})
+        command = ["readelf", "-W", "--dyn-syms", str(self.libraries / library.soname)]
+        listed = _run(command, "the symbols of the real libraries cannot be read")
+        return sorted(set(re.findall(r"FUNC\s+(?:GLOBAL|WEAK)\s+DEFAULT\s+\d+ (\w+)@", listed)))
+
+
+def folder() -> Path:
+    """Return the folder of the simulated libraries for this installation of torch, built where they do not stand yet.
+
+    The first time that takes some ten seconds. Raises SimulatorError.
+    """
+    real = installed()
+    made = cache_folder() / "simulator" / _key(real)
+    if made.is_dir():
+        return made
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent, prefix=".build-") as place:
+        built = Path(place) / "built"
+        built.mkdir()
+        for library in LIBRARIES:
+            _build(library, real, built)
+        for left in (*built.glob("*.o"), *built.glob("*.map"), *built.glob("*_stubs.cpp")):
+            left.unlink()
+        try:
+            built.rename(made)
+        except OSError:  # another process was faster
+            if not made.is_dir():
+                raise
+    return made
+
+
+def paths() -> tuple[Path, ...]:
+    """The simulated libraries, in the order in which they are loaded."""
+    return tuple(folder() / library.soname for library in LIBRARIES)
+
+
+@functools.cache
+def installed() -> Real:
+    """Where the CUDA libraries and headers of this installation lie; raises SimulatorError where there are none.
+
+    Found without an import of torch, which would load the real libraries into this process.
+    """
+    site = _site()
+    libraries = site / "nvidia" / f"cu{CUDA}" / "lib"
+    if not (libraries / RUNTIME.soname).is_file():
+        version = (site / "torch" / "version.py").read_text()
+        cuda = re.search(r"^cuda\b.*= *(.+)$", version, re.MULTILINE)
+        raise SimulatorError(
+            f"a CUDA device can be simulated for torch's builds for CUDA {CUDA}, such as PyPI's torch 2.11 and 2.13 "
+            f"(pip install torch===2.13.0); this one is built for CUDA {cuda[1] if cuda else None}, and has no "
+            f"{libraries / RUNTIME.soname}"
+        )
+    known = (libraries.parent / "include", site / "triton" / "backends" / "nvidia" / "include")
+    includes = tuple(place for place in known if (place / "cuda.h").is_file())
+    if not includes or not any((place / "cuda_runtime_api.h").is_file() for place in includes):
+        raise SimulatorError(f"the headers of CUDA are neither in {known[0]} nor in {known[1]}: is triton installed?")
+    return Real(libraries, includes)
+
+
+def _site() -> Path:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise SimulatorError("torch is not installed")
+    return Path(found.origin).parent.parent
+
+
+def _key(real: Real) -> str:
+    """Names what the libraries are made of: their sources, and the real ones."""
+    digest = hashlib.sha256()
+    for source in sorted(NATIVE.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    for library in LIBRARIES:
+        if library.versioned:
+            digest.update(f"{library.soname} {(real.libraries / library.soname).stat().st_size}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _build(library: Library, real: Real, into: Path) -> None:
+    written = {
+        name
+        for source in library.sources
+        for name in re.findall(r"^(?:API [^(\n]*?[\s*]|PRODUCT\()(\w+)[()]", (NATIVE / source).read_text(), re.MULTILINE)
+    }
+    stubs, script = into / f"{library.soname}_stubs.cpp", into / f"{library.soname}.map"
+    lines = [
+        f'extern "C" int {name}(void) {{ simulated_not_modelled("{name}"); return 0; }}'
+        for name in real.symbols(library)
+        if name not in written
+    ]
+    stubs.write_text("\n".join(['extern "C" void simulated_not_modelled(const char*);', *lines, ""]))
+    script.write_text(f"{library.soname if library.versioned else ''} {{ global: *; }};\n")
+    sources = [str(NATIVE / source) for source in library.sources]
+    includes = [f"-I{place}" for place in real.includes]
+    flags = ["-O1", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-builtin", "-fvisibility=hidden"]
+    exported = ["-fvisibility=default", str(stubs)]
+    linked = [] if library is RUNTIME else [str(into / RUNTIME.soname)]
+    _run([_compiler(), *flags, *includes, *sources, *exported, "-o", str(into / library.soname),
+          f"-Wl,-soname,{library.soname}", f"-Wl,--version-script={script}", *linked, "-ldl"],
+         f"{library.soname} cannot be built")  # fmt: skip
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX", "")
+    found = next(filter(None, map(shutil.which, (named, "g++", "clang++", "c++"))), None)
+    if found is None:
+        raise SimulatorError("no C++ compiler was found, which Inductor needs as well: install g++, or name one in CXX")
+    return found
+
+
+def _run(command: list[str], problem: str) -> str:
+    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    try:
+        return subprocess.run(command, env=plain, check=True, capture_output=True, text=True).stdout
+    except FileNotFoundError as error:
+        raise SimulatorError(f"{problem}: {command[0]} is not installed") from error
+    except subprocess.CalledProcessError as error:
+        raise SimulatorError(f"{problem}: {error.stderr[-2000:]}") from error
