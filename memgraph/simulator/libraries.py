@@ -34,8 +34,10 @@ class Library:
 
     soname: str
     sources: tuple[str, ...]
-    versioned: bool = True
-    """Whether its symbols bear its own name as their version."""
+    installed: bool = True
+    """Whether it comes with torch, and its symbols bear its name as their version; others come with a driver."""
+    header: str = ""
+    """Of one that is not installed: what names its functions. "": those that are written are enough."""
 
 
 RUNTIME = Library(f"libcudart.so.{CUDA}", ("card.cpp", "memory.cpp", "streams.cpp", "kernels.cpp"))
@@ -43,7 +45,8 @@ LIBRARIES = (
     RUNTIME,
     Library(f"libcublasLt.so.{CUDA}", ("cublasLt.cpp",)),
     Library(f"libcublas.so.{CUDA}", ("cublas.cpp",)),
-    Library("libcuda.so.1", ("driver.cpp",), versioned=False),
+    Library("libcuda.so.1", ("driver.cpp",), installed=False, header="cuda.h"),
+    Library("libnvidia-ml.so.1", ("nvml.cpp",), installed=False),
 )
 
 
@@ -57,8 +60,8 @@ class Real:
 
     def symbols(self, library: Library) -> list[str]:
         """The functions that the real library has. The driver is not installed: its header says them."""
-        if not library.versioned:
-            header = (self.includes[0] / "cuda.h").read_text()
+        if not library.installed:
+            header = (self.includes[0] / library.header).read_text() if library.header else ""
             names = set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", header))
             names |= set(re.findall(r"#define cu\w+\s+(cu\w+)", header))
             return sorted(names | {name + suffix for name in names for suffix in ("_v2", "_ptsz")})
@@ -133,7 +136,7 @@ def _key(real: Real) -> str:
     for source in sorted(NATIVE.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     for library in LIBRARIES:
-        if library.versioned:
+        if library.installed:
             digest.update(f"{library.soname} {(real.libraries / library.soname).stat().st_size}".encode())
     return digest.hexdigest()[:16]
 
@@ -151,7 +154,7 @@ def _build(library: Library, real: Real, into: Path) -> None:
         if name not in written
     ]
     stubs.write_text("\n".join(['extern "C" void simulated_not_modelled(const char*);', *lines, ""]))
-    script.write_text(f"{library.soname if library.versioned else ''} {{ global: *; }};\n")
+    script.write_text(f"{library.soname if library.installed else ''} {{ global: *; }};\n")
     sources = [str(NATIVE / source) for source in library.sources]
     includes = [f"-I{place}" for place in real.includes]
     flags = ["-O1", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-builtin", "-fvisibility=hidden"]
