@@ -5,6 +5,7 @@
 #   make examples                         every script of examples/, compared with eager training: ten minutes
 #   make test PYTHON=python3.12           the same, with another interpreter
 #   make test TORCH=torch==2.11.0         the same, with another torch
+#   make test-simulated                   the CUDA build on a simulated GPU; its 5 GB are downloaded once, into CUDA_BASE
 #   make zoo JOBS=2                       every family of models, two at once; writes docs/models.md
 #   make bench PYTHON=/opt/py OFFLINE=1   no network: torch and the rest as PYTHON has them (a GPU machine, say)
 
@@ -25,11 +26,23 @@ ifneq ($(MADE),$(PYTHON) $(TORCH))
 endif
 endif
 
+# The CUDA build of torch for the simulated GPU lies outside of the clone, so that another clone finds it again. The
+# three = keep pip from a CPU build of the same version.
+CUDA_TORCH ?= torch===2.13.0
+CUDA_BASE  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/memgraph/$(subst =,,$(CUDA_TORCH))-cuda
+CUDA_VENV  := .venv-cuda
+CARD       ?= H100
+
 ZOO    := $(VENV)/.zoo
 VISION := $(VENV)/torchvision
 LAID   := build/installed
 
-.PHONY: demo test test-fast examples lint bench zoo clean
+CUDA_DONE := $(CUDA_VENV)/.installed
+ifneq ($(shell cat $(CUDA_DONE) 2>/dev/null),$(CUDA_BASE))
+.PHONY: $(CUDA_DONE)
+endif
+
+.PHONY: demo test test-fast test-simulated examples lint bench zoo clean
 
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
@@ -41,6 +54,11 @@ test: $(DONE)
 test-fast: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		-m "not inductor and not slow" --hypothesis-profile=fast
+
+# What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator).
+test-simulated: $(CUDA_DONE)
+	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m memgraph.simulator --card $(CARD) -- \
+		-m pytest -q -n $(WORKERS) --dist loadfile --durations=20 tests/simulated
 
 # Every script of examples/ against eager training.
 examples: $(DONE)
@@ -61,8 +79,23 @@ bench: $(DONE)
 zoo: $(DONE) $(ZOO)
 	PYTHONPATH=$(VISION) $(BIN)/python -m benchmarks.zoo --jobs $(JOBS)
 
+$(CUDA_BASE)/.ready:
+	$(PYTHON) -m venv --clear $(CUDA_BASE)
+	$(CUDA_BASE)/bin/python -m pip install --quiet "$(CUDA_TORCH)"
+	$(CUDA_BASE)/bin/python -m pip install --quiet "setuptools>=77" networkx pytest pytest-timeout pytest-xdist \
+		hypothesis transformers accelerate peft numpy scipy rich "pydantic>=2" typer matplotlib
+	touch $@
+
+# A thin environment over it, for this clone's memgraph.
+$(CUDA_DONE): $(CUDA_BASE)/.ready pyproject.toml
+	$(CUDA_BASE)/bin/python -m venv --clear --without-pip $(CUDA_VENV)
+	$(CUDA_BASE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(CUDA_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+	$(CUDA_VENV)/bin/python -m pip install --quiet -e . --no-deps --no-build-isolation
+	echo "$(CUDA_BASE)" > $@
+
 clean:
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) $(CUDA_VENV) build dist out *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ifeq ($(OFFLINE),)

@@ -14,6 +14,7 @@ The rooms, each of which uses only those below it (docs/architecture.md has the 
     reporting    what was planned: values, text, picture, trace
     planner      numbers in, decisions out
     facts        the joint graph as numbers
+    simulator    a CUDA device that is not there
     machine      figures of this device and disk
     runtime      the operators that a compiled graph calls
     base         errors, sizes, the cache folder, torch's private names

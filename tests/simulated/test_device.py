@@ -1,0 +1,118 @@
+"""The simulated device itself: what torch sees of it, its memory, and what it costs."""
+
+import resource
+
+import pytest
+import torch
+
+from memgraph import simulator
+
+GIB = 1024**3
+
+
+def stats(name: str) -> int:
+    return torch.cuda.memory_stats()[name]
+
+
+def test_torch_sees_the_card():
+    found = torch.cuda.get_device_properties(0)
+    card = simulator.card("H100")
+    assert (found.major, found.minor) == card.capability
+    assert (found.multi_processor_count, found.L2_cache_size) == (card.multiprocessors, card.l2_cache)
+    assert found.total_memory == card.memory == torch.cuda.mem_get_info()[1]
+    assert "simulated" in found.name
+
+
+def test_what_is_allocated_is_counted_and_costs_no_memory_of_the_host():
+    before, allocated = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, torch.cuda.memory_allocated()
+    tensor = torch.zeros(40 * GIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() - allocated == 40 * GIB
+    tensor.add_(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+
+
+def test_beyond_the_card_there_is_no_memory():
+    kept = torch.empty(60 * GIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 30.00 GiB"):
+        torch.empty(30 * GIB, dtype=torch.uint8, device="cuda")
+    del kept
+    torch.empty(70 * GIB, dtype=torch.uint8, device="cuda")
+
+
+def test_small_copies_bring_their_values():
+    there = torch.tensor([3.0, 5.0]).cuda()
+    assert there.cpu().tolist() == [3.0, 5.0]
+
+
+def test_products_take_the_workspace_of_the_library_from_the_allocator():
+    left = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    _ = left @ left
+    assert torch.cuda.memory_allocated() - before >= 32 * 1024**2  # of Hopper
+
+
+def segments() -> list[int]:
+    """In a process of its own: reserved bytes with blocks that come and go, and where the other devices stand."""
+    import torch
+
+    blocks = [torch.empty((5 << 20) + 512 * n, dtype=torch.uint8, device="cuda") for n in range(40)]
+    del blocks[::2]
+    torch.cuda.empty_cache()
+    last = torch.empty(1 << 20, dtype=torch.uint8, device="cuda:1")
+    reserved = torch.cuda.memory_stats()["reserved_bytes.all.current"]
+    return [reserved, torch.cuda.device_count(), last.device.index, torch.cuda.memory_allocated(1)]
+
+
+def test_segments_that_expand(monkeypatch):
+    place = f"{__name__}:segments"
+    plain = simulator.call(place, devices=2)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    expandable = simulator.call(place, devices=2)
+    assert plain[1:] == expandable[1:] == [2, 1, 1 << 20]
+    assert expandable[0] < plain[0]
+
+
+def name_and_room() -> list:
+    import torch
+
+    found = torch.cuda.get_device_properties(0)
+    return [found.name, found.major, found.minor, found.multi_processor_count, found.total_memory]
+
+
+@pytest.mark.parametrize("name", ["H200", "A100 40GB", "RTX 4090"])
+def test_other_cards(name):
+    card = simulator.card(name, memory="10GiB")
+    told = simulator.call(f"{__name__}:name_and_room", simulated=card)
+    assert told == [f"{card.name} (simulated)", *card.capability, card.multiprocessors, 10 * GIB]
+
+
+def fails() -> None:
+    raise ValueError("as it should")
+
+
+def test_what_fails_there_is_told_here():
+    with pytest.raises(simulator.SimulatorError, match="as it should"):
+        simulator.call(f"{__name__}:fails")
+
+
+def two_streams() -> None:
+    import torch
+
+    side, work = torch.cuda.Stream(), torch.empty(1 << 20, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work.add_(1)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def test_the_log_has_the_order_of_work(tmp_path):
+    simulator.call(f"{__name__}:two_streams", log=tmp_path / "log")
+    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    order = [word[0] for word in words]
+    launch = order.index("launch")
+    side = words[launch][1]
+    assert ["wait", side] == words[launch - 1][:2]  # the side stream waits for the event behind the allocation
+    assert words[launch + 1][:2] == ["record", side]
+    assert words[launch + 2][0] == "wait" and words[launch + 2][1] != side
+    assert order.index("malloc") < launch
