@@ -25,6 +25,7 @@ from memgraph.base import compat
 from memgraph.base.errors import GraphError, OffloadError
 from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
+from memgraph.machine import cuda_libraries
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
@@ -114,7 +115,7 @@ class Attempts:
     def run(self) -> Variant:
         """The compiled graph.  Raises BudgetError, OffloadError, and whatever stands in the way of a plan."""
         ranks = self.job.purpose.ranks
-        with kernel_scratch.looking_up(self.kernels):
+        with kernel_scratch.looking_up(self.kernels), cuda_libraries.without_cudnn_attention():
             if ranks is None:
                 return self._with_room(REPLANNED)
             with ranks.telling():

@@ -33,6 +33,7 @@ from memgraph.backend.rules import warn_of_unmatched
 from memgraph.base import compat
 from memgraph.base.errors import GraphError, MemgraphError, OptionsError
 from memgraph.facts import kernel_scratch
+from memgraph.machine import cuda_libraries
 from memgraph.machine.hardware import Hardware, load, named
 from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
@@ -179,7 +180,8 @@ class _Capture:
             "force_disable_caches": True,
         }
         kernels = kernel_scratch.for_dry_run(self.options.cache)
-        with contextlib.suppress(_Captured), kernel_scratch.looking_up(kernels):
+        alike = cuda_libraries.without_cudnn_attention()
+        with contextlib.suppress(_Captured), kernel_scratch.looking_up(kernels), alike:
             compat.compile_graph(gm, inputs, _stop, settings, retain_graph=self.options.retain_graph)
         if not partitioner.planned:
             raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")
@@ -198,7 +200,8 @@ class _Capture:
         if target.type == "cuda" and not compat.traces_cuda():
             raise GraphError(
                 "this build of torch cannot trace a backward for CUDA on a machine without a GPU (autograd asks "
-                "the device for a stream); torch's CPU build can: pip install torch --index-url "
+                "the device for a stream). It can on a simulated GPU: python -m memgraph.simulator --card H100 -- "
+                "script.py; and torch's CPU build can: pip install torch --index-url "
                 "https://download.pytorch.org/whl/cpu"
             )
         return target

@@ -18,6 +18,7 @@ from memgraph.backend.training import Purpose
 from memgraph.base import compat
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning, RanksError
 from memgraph.base.sizes import format_size
+from memgraph.machine import cuda_libraries
 from memgraph.step import run
 from memgraph.step.graph import StepGraph
 from memgraph.step.meter import Arguments, Meter
@@ -54,6 +55,7 @@ class Launching:
         Raises BudgetError, OffloadError, and whatever stands in the way of a plan.
         """
         self.meter.run.stop_recording()  # kernels are tried while a graph is planned, which a profiler would forbid
+        cuda_libraries.take_workspaces(self.job.device)
         if self.job.options.budget is None or isinstance(self.job.options.budget, float):
             # No level of memory decides about such a plan.
             return self.attempts(self.job, Purpose(ranks=self.ranks)).run().call

@@ -7,6 +7,7 @@ since the kernel that it joins reads its inputs anyway, and its transcendental f
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,17 @@ def _shape(item: Any) -> Any:
     return item
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shaped:
+    shape: torch.Size
+
+
+def _shaped(item: Any) -> Any:
+    """An argument as a value that has the shape of its tensor; other arguments stay as they are."""
+    shape = _shape(item)
+    return _Shaped(shape) if isinstance(shape, torch.Size) else shape
+
+
 def flops(node: Node) -> int:
     """Floating-point operations of one node; 0 if no formula is known."""
     name = qualified_name(node.target)
@@ -80,6 +92,8 @@ def flops(node: Node) -> int:
     if name in _PRODUCTS:
         rows, weight = (_shape(node.args[place]) for place in _PRODUCTS[name])
         return (4 if name.endswith("backward") else 2) * math.prod(rows) * weight[-1]
+    if node.target in flop_registry:  # attention with a body, whose formula wants values with shapes
+        return int(flop_registry[node.target](*map(_shaped, node.args)))
     formula = flop_registry.get(getattr(node.target, "_overloadpacket", None))
     if formula is None:
         return 0

@@ -15,7 +15,7 @@ from memgraph.base import compat
 from memgraph.base.store import Store
 from memgraph.facts import kernel_scratch
 from memgraph.facts.kernel_scratch import known, trial
-from memgraph.facts.kernel_scratch.operands import Call
+from memgraph.facts.kernel_scratch.operands import Call, Operand
 from memgraph.lower.timeline import Input, read_wrapper
 from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
@@ -112,16 +112,29 @@ def test_notes_are_few():
     assert len(kernels.notes) == 9 and "12 other" in kernels.notes[-1]
 
 
-def test_on_cuda_nothing_is_looked_up():
+def test_on_cuda_an_operator_without_a_rule_is_not_tried_but_noted():
     from memgraph.facts.kernel_scratch import of_operator
 
     with kernel_scratch.looking_up(kernel_scratch.Kernels(ROOM)) as kernels:
         case = depthwise()
         assert of_operator(case.op, case.args, case.kwargs, case.outputs, "cuda") == 0
     assert kernels.notes == (
-        "scratch memory of CUDA's kernels is not counted (1 operators: aten::convolution_backward)",
+        "scratch memory of 1 operators on CUDA is not counted: aten::convolution_backward",
     )
     assert not known._measured
+
+
+def test_on_cuda_flash_attention_keeps_sums_of_the_gradient_in_its_backward():
+    from memgraph.facts.kernel_scratch import of_operator
+
+    heads, keys = (Operand((4, h, 2048, 128), (h * 262144, 128, h * 128, 1), torch.bfloat16) for h in (16, 4))
+    rest = [heads, None, None, None, 2048, 2048, 0.0, True, None, None]
+    op = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    with kernel_scratch.looking_up(kernel_scratch.Kernels()) as kernels:
+        # As torch 2.13's host code takes them (tests/simulated/test_kernel_scratch.py).
+        assert of_operator(op, [heads, heads, heads, heads, *rest], {}, (), "cuda") == 67_633_152
+        assert of_operator(op, [heads, heads, keys, keys, *rest], {}, (), "cuda") == 134_742_016
+    assert not kernels.notes
 
 
 RUNS = []

@@ -36,11 +36,12 @@ def compile_graph(
 
 
 def inner_compile() -> Any:
-    """Inductor's compiler of one graph, whose bodies write over nothing that they are given."""
+    """Inductor's compiler of one graph, whose bodies write over nothing that they are given, and whose random numbers
+    do not depend on the kernel that draws them."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     def compile_one(*args: Any, **kwargs: Any) -> Any:
-        with _bodies_own_nothing():
+        with _bodies_own_nothing(), _drawn_alike():
             return compile_fx_inner(*args, **kwargs)
 
     return compile_one
@@ -77,6 +78,31 @@ def _bodies_own_nothing() -> Iterator[None]:
         yield
     finally:
         lowerings[body] = stock
+
+
+@contextlib.contextmanager
+def _drawn_alike() -> Iterator[None]:
+    """While this lasts, Triton kernels draw each random number by itself, from its own place.
+
+    2.13 to 2.14 draw four at once where a kernel has one dimension, by the place of the first: what a kernel with
+    another shape draws again for a backward is another mask. Gradients are wrong, without a word (pytorch#198333).
+    2.15 has a switch for it, which is off unless a user turns it on; 2.11 always draws them one by one.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    if hasattr(inductor_config, "use_rand4x"):
+        with inductor_config.patch(use_rand4x=False):
+            yield
+    elif hasattr(TritonOverrides, "_can_use_4x_random"):
+        stock = TritonOverrides.__dict__["_can_use_4x_random"]
+        TritonOverrides._can_use_4x_random = staticmethod(lambda: False)
+        try:
+            yield
+        finally:
+            TritonOverrides._can_use_4x_random = stock
+    else:
+        yield
 
 
 def mode_options(mode: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from memgraph.base.folder import cache_folder
 from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
-from memgraph.facts.kernel_scratch import trial
+from memgraph.facts.kernel_scratch import cuda, trial
 from memgraph.facts.kernel_scratch.machine import fingerprint
 from memgraph.facts.kernel_scratch.operands import Call, Indescribable
 from memgraph.facts.kernel_scratch.rules import rule_of
@@ -47,16 +47,31 @@ class Kernels:
         self._refused: dict[str, str] = {}  # calls whose trial failed: not again
         self._elsewhere: set[str] = set()
 
-    def bytes_of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int:
-        """The most bytes that a kernel holds beyond its outputs; 0, with a note, if nothing at all is known.
+    def bytes_of(
+        self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, device: str = "cpu"
+    ) -> int:
+        """The most bytes that a kernel on `device` ("cpu" or "cuda") holds beyond its outputs; 0, with a note, if
+        nothing at all is known.
 
         op: an OpOverload or its packet.  args, kwargs, outputs: tensors, FX nodes, or anything with the fields `size`,
         `stride` and `dtype`; and plain data.
         """
         try:
-            return self._of(Call.of(op, args, kwargs, outputs))
+            call = Call.of(op, args, kwargs, outputs)
+            return self._of(call) if device == "cpu" else self._on_cuda(call)
         except Indescribable as problem:
             return self._not_known(qualified_name(op) or str(op), None, f"it takes {problem}")
+
+    def _on_cuda(self, call: Call) -> int:
+        """By rule; nothing is tried there."""
+        rule = cuda.RULES.get(call.name)
+        if rule is None:
+            self._elsewhere.add(call.name)
+            return 0
+        try:
+            return rule(call)
+        except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
+            return self._not_known(call.name, None, f"its rule failed: {problem!r}")
 
     def _of(self, call: Call) -> int:
         try:
@@ -110,11 +125,6 @@ class Kernels:
         self._unknown[name] = (most, reason)
         return bound or 0
 
-    def leave_out(self, name: str) -> int:
-        """An operator on a device whose kernels are not looked up (CUDA): 0, and a note."""
-        self._elsewhere.add(name)
-        return 0
-
     @property
     def notes(self) -> tuple[str, ...]:
         """For a report: the operators whose scratch is not known, how much is counted for them, and why."""
@@ -127,7 +137,7 @@ class Kernels:
         found[_NOTES:] = [f"nor is that of {more} other operators"] if more > 0 else []
         if self._elsewhere:
             names = ", ".join(sorted(self._elsewhere)[:_NOTES])
-            found.append(f"scratch memory of CUDA's kernels is not counted ({len(self._elsewhere)} operators: {names})")
+            found.append(f"scratch memory of {len(self._elsewhere)} operators on CUDA is not counted: {names}")
         return tuple(found)
 
 

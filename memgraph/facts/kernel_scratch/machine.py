@@ -8,6 +8,8 @@ import os
 
 import torch
 
+from memgraph.machine import cuda_libraries
+
 
 def fingerprint() -> str:
     """All facts of this process and machine that decide about kernels and their scratch, as text."""
@@ -25,6 +27,7 @@ def fingerprint() -> str:
                 getattr(backend, "deterministic", None),
                 torch.are_deterministic_algorithms_enabled(),
                 torch.get_float32_matmul_precision(),
+                cuda_libraries.fingerprint(),
                 *(_precision(part) for part in ("matmul", "conv", "rnn")),
             ),
         )

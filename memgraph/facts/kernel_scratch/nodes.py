@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.facts.kernel_scratch import cuda
 from memgraph.facts.kernel_scratch.known import current
 from memgraph.facts.kernel_scratch.operands import Operand, described
 from memgraph.facts.kernel_scratch.rules import RULES
@@ -26,12 +27,10 @@ def of_operator(
     """Bytes that a call in Inductor's wrapper holds beyond its outputs on `device`; arguments as Kernels.bytes_of."""
     name = qualified_name(op)
     if name in ("memgraph::shard_product", "memgraph::shard_add_"):
-        return _shards(*args[-2:], cuda=device == "cuda")
+        return _shards(*args[-2:], on_on_cuda=device == "cuda")
     if name.startswith(_NONE):
         return 0
-    if device != "cpu":
-        return current().leave_out(name)
-    return current().bytes_of(op, args, kwargs, outputs)
+    return current().bytes_of(op, args, kwargs, outputs, device)
 
 
 def of_node(node: fx.Node, device: str) -> int:
@@ -41,15 +40,13 @@ def of_node(node: fx.Node, device: str) -> int:
         return _shards(*map(described, node.args[-2:]), cuda=device == "cuda")
     if not name or name.startswith(_NONE) or family(node.target) != "extern":
         return 0
-    if name not in RULES and not compat.falls_back(node.target):
+    if name not in (RULES if device == "cpu" else cuda.RULES) and not compat.falls_back(node.target):
         return 0
-    if device != "cpu":
-        return current().leave_out(name)
     args = list(node.args)
-    if name == _CONVOLUTION and len(described(args[1]).size) > 3:  # Inductor lays them out like this on the CPU
+    if device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3:  # Inductor lays them out like this on the CPU
         args[:2] = [described(arg).channels_last() for arg in args[:2]]
-    return current().bytes_of(node.target, args, node.kwargs, node)
+    return current().bytes_of(node.target, args, node.kwargs, node, device)
 
 
-def _shards(left: Operand, right: Operand, *, cuda: bool) -> int:
-    return tile_ops.scratch(left.size, right.size, left.dtype, cuda)
+def _shards(left: Operand, right: Operand, *, on_cuda: bool) -> int:
+    return tile_ops.scratch(left.size, right.size, left.dtype, on_cuda)

@@ -1,0 +1,53 @@
+"""What CUDA's libraries do to a plan: memory that they keep for good, and kernels whose memory nobody knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from memgraph.base import compat
+
+
+def take_workspaces(device: torch.device) -> None:
+    """Have cuBLAS take its workspaces on a CUDA device now: what is allocated from here on has them in it.
+
+    The first product of a thread and stream takes one from torch's allocator, which is never given back: 32 MiB on
+    Hopper, 8.1 MiB before (`CUBLAS_WORKSPACE_CONFIG`). A step makes products on two threads, the caller's and
+    autograd's. Once they stand this costs two small products.
+    """
+    if device.type != "cuda":
+        return
+    with torch.cuda.device(device), compat.really(), torch.enable_grad():
+        factor = torch.ones(16, 16, device=device, requires_grad=True)
+        torch.autograd.grad((factor @ factor).sum(), factor)
+
+
+@contextlib.contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """While this lasts, `scaled_dot_product_attention` is not traced to cuDNN's kernels.
+
+    On Hopper torch 2.13 prefers them, and what scratch memory they take follows from an execution plan that only cuDNN
+    on the device makes. Flash attention's is known to the byte. Where a user has switched off the other fused kernels,
+    cuDNN's stay: without any the scores would be kept whole.
+    """
+    switches = torch.backends.cuda
+    others = switches.flash_sdp_enabled() or switches.mem_efficient_sdp_enabled()
+    if not (switches.cudnn_sdp_enabled() and others):
+        yield
+        return
+    switches.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        switches.enable_cudnn_sdp(True)
+
+
+def fingerprint() -> str:
+    """What decides about the kernels of CUDA's libraries in this process, apart from their arguments, as text."""
+    switches = torch.backends.cuda
+    return (
+        f"attention {switches.flash_sdp_enabled()} {switches.mem_efficient_sdp_enabled()} "
+        f"{switches.math_sdp_enabled()} {switches.cudnn_sdp_enabled()}"
+    )

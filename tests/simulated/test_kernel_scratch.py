@@ -1,0 +1,113 @@
+"""The rules for scratch memory of CUDA's kernels against ATen's host code, operator by operator, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from memgraph.base.compat import tree_leaves
+from memgraph.facts.kernel_scratch import Kernels, looking_up, of_operator
+
+aten = torch.ops.aten
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+# batch, heads of queries, heads of keys, queries, keys, width
+SHAPES = [
+    (4, 16, 16, 2048, 2048, 128),
+    (2, 16, 4, 2048, 2048, 128),
+    (2, 8, 8, 1000, 1000, 64),
+    (2, 8, 8, 1000, 1000, 80),
+    (1, 4, 4, 333, 333, 96),
+    (1, 8, 2, 777, 777, 64),
+    (1, 4, 4, 512, 512, 192),
+    (1, 4, 4, 512, 512, 160),
+    (1, 8, 8, 256, 1024, 256),
+    (1, 4, 4, 1000, 1000, 224),
+    (8, 32, 32, 333, 333, 256),
+    (1, 4, 4, 512, 512, 40),
+    (1, 2, 2, 64, 8192, 128),
+    (3, 67, 67, 100, 100, 32),
+]
+PLAIN = [shape for shape in SHAPES if shape[1] == shape[2]]  # others are expanded before they come to this kernel
+
+
+def lying(batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
+    """A tensor [batch, heads, length, width] that lies in memory as a linear layer leaves it."""
+    return torch.empty(batch, length, heads, width, dtype=dtype, device="cuda").transpose(1, 2)
+
+
+def measured(run) -> tuple[object, int]:
+    """What an operator returns, and the bytes that it holds beyond that."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    returned = run()
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_cuda]
+    kept = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    return returned, peak - before - sum(kept.values())
+
+
+def held(op, *args) -> object:
+    """What the operator returns, once the rule has said how much it takes."""
+    returned, found = measured(lambda: op(*args))
+    with looking_up(Kernels()) as kernels:
+        assert of_operator(op, args, {}, returned, "cuda") == found
+    assert not kernels.notes
+    return returned
+
+
+def attention(batch, heads, grouped, queries, keys, width, dtype=HALF) -> tuple[Tensor, Tensor, Tensor]:
+    value = (lying(batch, grouped, keys, width, dtype) for _ in range(2))
+    return lying(batch, heads, queries, width, dtype), *value
+
+
+@pytest.fixture(params=[False, True], ids=["", "deterministic"])
+def deterministic(request):
+    torch.use_deterministic_algorithms(request.param)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_flash_attention(shape, dropout, deterministic):
+    query, key, value = attention(*shape)
+    causal = shape[3] == shape[4]
+    out = held(aten._scaled_dot_product_flash_attention.default, query, key, value, dropout, causal, False)
+    for gradient in (torch.empty_like(query), torch.empty(query.shape, dtype=HALF, device="cuda")):
+        given = (gradient, query, key, value, *out[:6], dropout, causal, out[6], out[7])
+        held(aten._scaled_dot_product_flash_attention_backward.default, *given)
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["", "mask"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [HALF, SINGLE], ids=str)
+@pytest.mark.parametrize("shape", PLAIN, ids=str)
+def test_efficient_attention(shape, dtype, dropout, mask):
+    query, key, value = attention(*shape, dtype)
+    batch, heads, _, queries, keys, _ = shape
+    causal, bias = not mask and queries == keys, None
+    if mask:  # rows of 8, as attention with a mask lays them out
+        rows = torch.empty(batch, 1, queries, -(-keys // 8) * 8, dtype=dtype, device="cuda")
+        bias = rows[..., :keys].expand(batch, heads, queries, keys)
+    out = held(aten._scaled_dot_product_efficient_attention.default, query, key, value, bias, True, dropout, causal)
+    wanted = [True, True, True, False]
+    for gradient in (torch.empty_like(out[0]), torch.empty(query.shape, dtype=dtype, device="cuda")):
+        given = (gradient, query, key, value, bias, *out[:4], dropout, wanted, causal)
+        held(aten._scaled_dot_product_efficient_attention_backward.default, *given)
+
+
+def empty(*size: int, dtype: torch.dtype = HALF) -> Tensor:
+    return torch.empty(size, dtype=dtype, device="cuda")
+
+
+def test_products_take_nothing_beside_their_workspace():
+    rows, weight, bias = empty(8192, 1024), empty(1024, 1024), empty(1024)
+    _ = rows @ weight  # the workspace
+    held(aten.mm.default, rows, weight)
+    held(aten.mm.default, rows, weight.t())
+    held(aten.addmm.default, bias, rows, weight)
+    held(aten.bmm.default, empty(16, 512, 64), empty(16, 64, 512))
+    held(aten.baddbmm.default, empty(16, 512, 512), empty(16, 512, 64), empty(16, 64, 512))
+    held(aten.topk.default, empty(8192, 64), 8)
