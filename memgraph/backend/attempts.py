@@ -15,17 +15,18 @@ from memgraph.backend.alike import name_of_plan
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.inductor import Graph, Job, lower, read_step
+from memgraph.backend.inductor import Graph, Job, lower, read_graphs, read_step
 from memgraph.backend.joint_graph import SPARE, Planned
 from memgraph.backend.outcome import budget_error, build_report, found_again
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
+from memgraph.backend.tuning import tune
 from memgraph.backend.unplanned import unplanned_timeline
 from memgraph.base import compat
 from memgraph.base.errors import GraphError, OffloadError
 from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
-from memgraph.machine import cuda_libraries
+from memgraph.machine import caching_allocator, cuda_libraries
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
@@ -162,6 +163,7 @@ class Attempts:
             tried.append(found)
             limit = self._limit(wanted, found.planned)
             if limit is None or found.above <= limit:
+                found = self._tuned(found, lowered)
                 record(found.report)
                 accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
                 place.write(accepted)
@@ -184,7 +186,8 @@ class Attempts:
         if kept is None or any(self.job.tiers.named(name) is None for name in kept.tier_bytes):
             return None
         limit = self._limit(place.bound or Bound())
-        return kept if limit is None or kept.report.above <= limit else None
+        above = max(kept.report.above, _counted(kept.report.timeline, self.job.device.type).peak)
+        return kept if limit is None or above <= limit else None
 
     def _lowest(self, wanted: Bound) -> Lowest | None:
         """The lowest peak that a refused budget has found before. A share of the unplanned peak asks for none."""
@@ -221,9 +224,10 @@ class Attempts:
         def read(sizes: Sizes) -> Envelope:  # it must not know the job, whose inputs are the user's tensors
             with kernel_scratch.looking_up(kernels):
                 values = dict(zip(symbols, sizes, strict=True))
-                return Envelope.of(read_step(graphs, device, retained=retained, sizes=values, dropped=dropped))
+                timeline = read_step(graphs, device, retained=retained, sizes=values, dropped=dropped)
+                return Envelope.of(_counted(timeline, device))
 
-        known = {job.entry.sizes: Envelope.of(report.timeline)}
+        known = {job.entry.sizes: Envelope.of(_counted(report.timeline, device))}
         again = read if graphs and symbols else None
         return Variant(
             compiled,
@@ -261,7 +265,19 @@ class Attempts:
             refusals=job.refusals,
         )
         needed = tier_bytes((each.plan for each in everything), job.tiers)
-        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, report.above)
+        above = max(report.above, _counted(report.timeline, job.device.type).peak)
+        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, above)
+
+    def _tuned(self, found: Attempt, lowered: Lowered) -> Attempt:
+        """The attempt once its kernels are tuned, with a note where some are not."""
+        job = self.job
+
+        def read() -> tuple[Any, ...]:
+            return read_graphs(lowered.graphs, job.device.type, sizes=job.sizes)[:2]
+
+        notes = tune(lowered.graphs, job.device, read)
+        report = dataclasses.replace(found.report, notes=(*found.report.notes, *notes))
+        return dataclasses.replace(found, report=report)
 
     def _truth(self, planned: Planned, graphs: list[Graph]) -> tuple[Timeline | None, tuple[str, ...]]:
         """What Inductor's wrappers allocate with the sizes of the launch; or None and a note."""
@@ -350,6 +366,11 @@ class Attempts:
             return bound
         peak = self.unplanned.peak
         return Bound(bytes=int(bound.fraction * peak), reserve=bound.reserve, unplanned=peak)
+
+
+def _counted(timeline: Timeline, device: str) -> Timeline:
+    """A timeline as the device's allocator counts it, which a budget is held against: on CUDA in whole blocks."""
+    return timeline.in_blocks() if caching_allocator.leaves_uncut(device) else timeline
 
 
 def holding(compiled: Any, kept: list[Any]) -> Any:

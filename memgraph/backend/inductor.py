@@ -19,6 +19,7 @@ from memgraph.base.fingerprint import source_fingerprint
 from memgraph.facts import kernel_scratch
 from memgraph.lower.order import KeepOrder
 from memgraph.lower.timeline import (
+    Lowered,
     inputs_of,
     output_names,
     placeholders,
@@ -61,6 +62,8 @@ class Graph:
     """The names of its outputs."""
     source: str | None
     """Its wrapper; None where there is no Python wrapper."""
+    kernels: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """Its Triton kernels, by name."""
 
 
 def key_of(job: Job, *parts: str) -> str:
@@ -109,7 +112,8 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
             compat.lower_shards()
         with configured, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
-        graphs.append(Graph(phase, given, returned, getattr(lowered, "source_code", None) or trivial))
+        source = getattr(lowered, "source_code", None) or trivial
+        graphs.append(Graph(phase, given, returned, source, compat.triton_kernels_of(lowered)))
         return lowered
 
     copy = compat.copy_graph(job.gm)
@@ -154,6 +158,22 @@ def read_step(
     seen when the graph was captured.  dropped: positions of the forward's outputs that the user drops before the
     backward begins.  Raises NotReadable where a wrapper's effect on memory is not known.
     """
+    forward, backward, links = read_graphs(graphs, device, retained=retained, sizes=sizes, dropped=dropped)
+    return step_timeline(forward, backward, links, dropped)
+
+
+def read_graphs(
+    graphs: list[Graph],
+    device: str,
+    *,
+    retained: bool = False,
+    sizes: Mapping[Any, int] | None = None,
+    dropped: Collection[int] = (),
+) -> tuple[Lowered, Lowered, Mapping[int, int]]:
+    """The outermost forward and backward, and which of the forward's outputs are inputs of the backward.
+
+    Arguments and errors as of `read_step`.
+    """
     found = {graph.phase: graph for graph in graphs}
     sources = {phase: graph.source for phase, graph in found.items() if graph.source}
     if missing := {"forward", "backward"} - sources.keys():
@@ -166,4 +186,4 @@ def read_step(
     inputs = saved_inputs(given, forward, links, held=[position for position in users if position not in dropped])
     if retained:  # autograd keeps them until the graph goes
         inputs = tuple(dataclasses.replace(i, owned=i.owned and n not in links) for n, i in enumerate(inputs))
-    return step_timeline(forward, read_wrapper(sources["backward"], inputs, "backward", device=device), links, dropped)
+    return forward, read_wrapper(sources["backward"], inputs, "backward", device=device), links

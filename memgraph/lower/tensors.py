@@ -38,6 +38,15 @@ class Shadow:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Opaque:
     """A value that owns no memory here: a kernel, a stream, an event, a constant that the module holds."""
 

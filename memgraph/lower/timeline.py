@@ -7,7 +7,7 @@ The sweep over an FX graph is an estimate, because Inductor fuses, reuses buffer
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -82,6 +82,8 @@ class Lowered:
     outputs: tuple[Output, ...]
     events: tuple[Event, ...]
     """Allocations and frees, above what is allocated when the call starts."""
+    launches: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The arguments of each Triton kernel's first launch, by the kernel's name: a tensor as its `Layout`, numbers."""
 
     @property
     def peak(self) -> int:
@@ -120,7 +122,7 @@ def read_wrapper(
     outputs = interpreter.call("call", _arguments(inputs, record, device, granularity))
     events = tuple(log)  # taken before the outputs go, whose end is no part of the call
     described = tuple(_describe(output, first) for output in outputs)
-    return Lowered(phase, tuple(inputs), described, events)
+    return Lowered(phase, tuple(inputs), described, events, interpreter.launches)
 
 
 def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: int) -> list[Shadow | int | None]:

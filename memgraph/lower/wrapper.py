@@ -21,7 +21,7 @@ import torch
 
 from memgraph.base.errors import MemgraphError
 from memgraph.lower.memory import Memory
-from memgraph.lower.tensors import Opaque, Shadow, view
+from memgraph.lower.tensors import Layout, Opaque, Shadow, view
 from memgraph.lower.words import BUILTINS, EMPTY, INERT, OPERATORS, TORCH_OPERATOR
 
 
@@ -61,6 +61,8 @@ class Interpreter:
         self._globals: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
         self._kernels: set[str] = set()
         self._partitions: list[str] = []
+        self.launches: dict[str, tuple[Any, ...]] = {}
+        """The arguments of each Triton kernel's first launch, by its name: a tensor as its `Layout`."""
         try:
             body = ast.parse(source).body
         except SyntaxError as error:  # C++ (cpp_wrapper), say
@@ -228,6 +230,7 @@ class Interpreter:
             case ast.Name(id=name) if name in self._kernels:
                 return None  # a compiled C++ kernel: it writes into its arguments
             case ast.Attribute(value=ast.Name(id=name), attr="run") if name in self._globals:
+                self.launches.setdefault(name, tuple(map(_without_storage, args)))
                 return None  # a Triton kernel
             case ast.Attribute(value=ast.Name(id="math")):
                 return self._eval(node.func, scope)(*args)
@@ -255,6 +258,13 @@ class Interpreter:
         dtype = kwargs.get("dtype") or rest[0]
         device = str(device or kwargs.get("device") or rest[1])
         return self._memory.empty(target, size, stride, dtype, device)
+
+
+def _without_storage(argument: Any) -> Any:
+    """An argument of a kernel, a tensor as its layout: what is kept of it keeps no storage alive."""
+    if not isinstance(argument, Shadow):
+        return argument
+    return Layout(argument.size, argument.stride, argument.dtype)
 
 
 def _check(tensor: Any, size: Any, stride: Any, *rest: torch.dtype | str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from memgraph.facts.actions import LEVERS, Action, Tile
+from memgraph.machine.caching_allocator import in_blocks
 
 Phase = Literal["forward", "backward"]
 
@@ -125,6 +126,12 @@ class Timeline:
     def peak(self) -> int:
         """Highest sum of allocated bytes above the baseline."""
         return max(self.sums(), default=0)
+
+    def in_blocks(self) -> Timeline:
+        """The same events with the bytes of the blocks that CUDA's caching allocator gives, from an empty cache."""
+        changes = (((event.value, event.where), event.bytes) for event in self.events)
+        sizes = zip(self.events, in_blocks(changes), strict=True)
+        return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes))
 
     def live_at_peak(self) -> tuple[Event, ...]:
         """The allocations that stand when the peak is reached, largest first."""

@@ -1,13 +1,14 @@
 """A CUDA device that is not there: torch's CUDA build runs whole training steps without a GPU.
 
-torch loads libcudart, libcublas, libcublasLt and libcuda by their names. A process that is started here finds the
-libraries of `native/` first, which answer for a card of `cards`. Real are: torch's caching allocator and its statistics,
-the host code of ATen with all that it allocates, the choice of attention kernels, autograd's device thread, Inductor and
-Triton down to the machine code of the kernels. Simulated are: memory (address space, which costs host memory once it is
-touched; beyond the card's capacity the allocation fails as on the card), and kernels, which do nothing.
+torch loads libcudart, libcublas, libcublasLt, libcuda and libnvidia-ml by their names. A process that is started here
+finds the libraries of `native/` first, which answer for a card of `cards`. Real are: torch's caching allocator and its
+statistics, the host code of ATen with all that it allocates, the choice of attention kernels, autograd's device thread,
+Inductor, and Triton down to the machine code of the kernels. Simulated are: memory (address space, which costs host
+memory once it is touched; beyond the card's capacity the allocation fails as on the card), and kernels, which do
+nothing.
 
-So `torch.cuda.memory_stats()` has what the card would show for the same calls, to the byte, and the log has the order of
-work on streams. It knows nothing of
+So `torch.cuda.memory_stats()` has what the card would show for the same calls, to the byte, and the log has the order
+of work on streams. It knows nothing of
 
 - values: kernels compute nothing, so no result means anything (a loss is 0 or garbage, a branch upon data arbitrary);
 - times: events are 100 ms apart, so autotuning chooses arbitrarily, and a card may prefer another kernel or padding;

@@ -1,7 +1,7 @@
 """The simulated libraries: built once for one CUDA build of torch, and found again in the cache folder.
 
-A library has a function for every symbol of the real one, since torch would not load otherwise: those of `native/*.cpp`,
-and for each of the others a stub that answers "success" and is named in the log when it is called.
+A library has a function for every symbol of the real one, since torch would not load otherwise: those of
+`native/*.cpp`, and for each of the others a stub that answers "success" and is named in the log when it is called.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ def _build(library: Library, real: Real, into: Path) -> None:
     written = {
         name
         for source in library.sources
-        for name in re.findall(r"^(?:API [^(\n]*?[\s*]|PRODUCT\()(\w+)[()]", (NATIVE / source).read_text(), re.MULTILINE)
+        for name in re.findall(
+            r"^(?:API [^(\n]*?[\s*]|PRODUCT\()(\w+)[()]", (NATIVE / source).read_text(), re.MULTILINE
+        )
     }
     stubs, script = into / f"{library.soname}_stubs.cpp", into / f"{library.soname}.map"
     lines = [

@@ -22,8 +22,8 @@ def measured(launch: Launched, say: Say) -> None:
     if above is None or variant is None or launch.envelope is None:
         return
     report = variant.report
-    # Reports are of the sizes that a plan was made for.
-    if report is not None and report.above == launch.envelope.peak and above > (report.measured_above or -1):
+    planned = next(iter(variant.envelopes.values()), None)  # reports are of the sizes that a plan was made for
+    if report is not None and launch.envelope == planned and above > (report.measured_above or -1):
         variant.report = dataclasses.replace(report, measured_above=above)
         log.amend(report, variant.report)
     peak = launch.measured_peak

@@ -50,6 +50,7 @@ NAMES = {
     "torch._guards.tracing": "a graph is compiled again outside of Dynamo",
     "torch._higher_order_ops.invoke_subgraph.invoke_subgraph": "tiles call one body",
     "torch._higher_order_ops.triton_kernel_wrap.kernel_side_table": "names of Triton kernels",
+    "torch._inductor.codegen.triton.TritonOverrides": "random numbers that do not depend on the kernel",
     "torch._inductor.compile_fx.compile_fx": "Inductor itself",
     "torch._inductor.compile_fx.compile_fx_inner": "Inductor over one graph",
     "torch._inductor.config": "settings of the lowering",

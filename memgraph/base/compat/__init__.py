@@ -50,8 +50,10 @@ from memgraph.base.compat.operators import (
     has_side_effect,
     inductor_pure_random,
     invoke_subgraph,
+    is_tuned_when_run,
     operator_names,
     triton_kernel,
+    triton_kernels_of,
 )
 from memgraph.base.compat.optimizers import (
     bare_step,
@@ -148,6 +150,7 @@ __all__ = [
     "invoke_subgraph",
     "is_fake",
     "is_size",
+    "is_tuned_when_run",
     "is_written",
     "largest",
     "local",
@@ -193,6 +196,7 @@ __all__ = [
     "trace_artifact",
     "traces_cuda",
     "triton_kernel",
+    "triton_kernels_of",
     "uncompiled",
     "wrapped",
     "write_to_memory",

@@ -23,6 +23,44 @@ def has_side_effect(target: Any) -> bool:
     return target in _side_effectful_functions
 
 
+def triton_kernels_of(compiled: Any) -> dict[str, Any]:
+    """Inductor's own Triton kernels of a compiled graph, by name; those that a user wrote are not among them.
+
+    compiled: what Inductor's compiler of one graph returns.
+    """
+    waiting: list[Any] = [getattr(compiled, "current_callable", None)]
+    seen: set[int] = set()
+    while waiting:  # the wrapper's function, or one around it that aligns its inputs
+        function = waiting.pop()
+        function = getattr(function, "__func__", function)
+        if not callable(function) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        names = getattr(function, "__globals__", {})
+        if "async_compile" in names and "call" in names:
+            return {name: value for name, value in names.items() if _is_inductors(value)}
+        waiting += map(_content, getattr(function, "__closure__", None) or ())
+    return {}
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing has been put in yet
+        return None
+
+
+def _is_inductors(value: Any) -> bool:
+    if not (hasattr(value, "launchers") and hasattr(value, "heuristic_type")):
+        return False
+    return value.heuristic_type.name != "USER_AUTOTUNE"
+
+
+def is_tuned_when_run(kernel: Any) -> bool:
+    """Whether a Triton kernel of Inductor's measures its variants when it first runs."""
+    return len(kernel.launchers) != 1 or bool(kernel.inductor_meta.get("coordinate_descent_tuning"))
+
+
 def triton_kernel(index: int) -> str:
     """The name of the function of a Triton kernel that is called in a graph, by its index there."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table

@@ -1,7 +1,7 @@
 """Scratch of ATen's and the libraries' kernels on CUDA, as their host code takes it from torch's allocator.
 
-Each rule is exact: tests/simulated/test_kernel_scratch.py holds it against the host code on the simulated device, operator
-by operator. The workspaces of cuBLAS are no part of it: they stay, and stand in the baseline.
+Each rule is exact: tests/simulated/test_kernel_scratch.py holds it against the host code on the simulated device,
+operator by operator. The workspaces of cuBLAS are no part of it: they stay, and stand in the baseline.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from memgraph.base.sizes import round_up
 from memgraph.facts.kernel_scratch.operands import Call
+
 
 def flash_forward(call: Call) -> int:
     """Few queries do not fill the card, so the keys are split: each part keeps its own output, and a float32 a row."""
@@ -32,7 +33,9 @@ def _parts(blocks: int, key_blocks: int, places: int) -> int:
     if blocks >= 0.8 * places:
         return 1
     numbers = [1]  # other numbers of parts would leave some of them empty
-    numbers += [n for n in range(2, min(128, places, key_blocks) + 1) if -(-key_blocks // n) != -(-key_blocks // (n - 1))]
+    numbers += [
+        n for n in range(2, min(128, places, key_blocks) + 1) if -(-key_blocks // n) != -(-key_blocks // (n - 1))
+    ]
     used = {n: (blocks * n / places) / -(-blocks * n // places) for n in numbers}
     return next(n for n in numbers if used[n] >= 0.85 * max(used.values()))
 
@@ -84,18 +87,20 @@ def efficient_backward(call: Call) -> int:
     batch, heads, length, width = query.size
     rows = batch * heads * length
     half = query.dtype.itemsize < 4
-    tile_rows, tile_columns, sums = _tile(half, max(width, value.size[3]))
+    tile_rows, tile_columns, sums = _tile(half, max(width, value.size[3]), bool(call.named["dropout_p"]))
     # A tile of the query's gradient has a lock and a count before its numbers.
     tiles = -(-length // tile_rows) * -(-width // tile_columns) * (tile_rows * tile_columns + 4)
     if sums:
-        tiles += _splits_of_keys(key.size[2], batch * heads) * 64 * (round_up(width, 128) + round_up(value.size[3], 128))
+        tiles += (
+            _splits_of_keys(key.size[2], batch * heads) * 64 * (round_up(width, 128) + round_up(value.size[3], 128))
+        )
     copy = 0 if gradient.dense((0, 2, 1, 3)) else gradient.nbytes
     shared = 4 * rows + 4 * batch * heads * tiles
     product = 0 if half else 4 * rows * value.size[3] + 8 * rows
     return copy + max(shared, product)
 
 
-def _tile(half: bool, width: int) -> tuple[int, int, bool]:
+def _tile(half: bool, width: int, dropout: bool) -> tuple[int, int, bool]:
     """Rows and columns of a tile, and whether keys' and values' gradients are summed up in float32 beside them.
 
     width: the widest of the heads' features. The largest tile is taken that fits into a multiprocessor.
@@ -105,7 +110,7 @@ def _tile(half: bool, width: int) -> tuple[int, int, bool]:
     if _shared_memory() < 128 * 1024:  # capability 8.6, 8.9 and 12
         if not half:
             return 64, 64, False
-        return (128, 64, False) if width <= 96 else (64, 64, True) if width <= 128 else (128, 64, True)
+        return (128, 64, width > 128) if width > 128 or (width <= 96 and not dropout) else (64, 64, True)
     if half and width <= 128:
         return 128, 128, False
     return 128, 64, half

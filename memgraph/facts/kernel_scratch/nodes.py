@@ -43,7 +43,9 @@ def of_node(node: fx.Node, device: str) -> int:
     if name not in (RULES if device == "cpu" else cuda.RULES) and not compat.falls_back(node.target):
         return 0
     args = list(node.args)
-    if device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3:  # Inductor lays them out like this on the CPU
+    if (
+        device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3
+    ):  # Inductor lays them out like this on the CPU
         args[:2] = [described(arg).channels_last() for arg in args[:2]]
     return current().bytes_of(node.target, args, node.kwargs, node, device)
 

@@ -1,0 +1,138 @@
+"""torch's caching allocator on CUDA, as far as bytes go: which block each tensor gets, and how large that is.
+
+A tensor counts as the whole block that it gets. Small ones (up to 1 MiB) get a part of a segment of 2 MiB, cut to 512
+bytes. Larger ones get the smallest free block that is large enough, of a segment of 20 MiB, or from 10 MiB on of its
+own size in whole 2 MiB; what is left of it becomes a block of its own only if it is more than 1 MiB. So a large tensor
+may count as up to 1 MiB more than was asked for. (Segments that expand are always cut to 512 bytes.)
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import os
+from collections.abc import Hashable, Iterable
+
+from memgraph.base.sizes import round_up
+
+KIB, MIB = 1024, 1024**2
+BLOCK = 512  # sizes are rounded up to it
+SMALL = MIB  # the largest tensor of a small segment, and the most that is left uncut of a large block
+_OWN_SEGMENT = 10 * MIB
+
+
+@dataclasses.dataclass(eq=False)
+class _Block:
+    """A stretch of a segment; its neighbours are linked."""
+
+    segment: int
+    start: int
+    size: int
+    before: _Block | None = None
+    after: _Block | None = None
+    free: bool = False
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Among free blocks the smallest comes first, of equal ones that of the older segment."""
+        return self.size, self.segment, self.start
+
+
+class CachingAllocator:
+    """Runs the policy for one stream, from an empty cache.
+
+    `allocated` and `reserved` are its counters, in bytes.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = 0
+        self._free: dict[bool, list[tuple[tuple[int, int, int], _Block]]] = {True: [], False: []}  # by small
+        self._live: dict[Hashable, tuple[_Block, bool]] = {}
+        self._segments = 0
+
+    def allocate(self, name: Hashable, size: int) -> int:
+        """The bytes that a tensor counts as.  name: of no tensor that lives."""
+        size = max(BLOCK, round_up(size, BLOCK))
+        small = size <= SMALL
+        block = self._taken(size, small) or self._segment(size)
+        left = block.size - size
+        if left >= BLOCK if small else left > SMALL:
+            rest = _Block(block.segment, block.start + size, left, block, block.after)
+            if rest.after is not None:
+                rest.after.before = rest
+            block.size, block.after = size, rest
+            self._give(rest, small)
+        self._live[name] = block, small
+        self.allocated += block.size
+        return block.size
+
+    def free(self, name: Hashable) -> int:
+        """The bytes that it counted as."""
+        block, small = self._live.pop(name)
+        size = block.size
+        self.allocated -= size
+        for other in (block.before, block.after):
+            if other is not None and other.free:
+                self._withdraw(other, small)
+        if (before := block.before) is not None and before.free:
+            block.start, block.size, block.before = before.start, before.size + block.size, before.before
+            if block.before is not None:
+                block.before.after = block
+        if (after := block.after) is not None and after.free:
+            block.size, block.after = block.size + after.size, after.after
+            if block.after is not None:
+                block.after.before = block
+        self._give(block, small)
+        return size
+
+    def _taken(self, size: int, small: bool) -> _Block | None:
+        """The smallest free block that is large enough."""
+        free = self._free[small]
+        place = bisect.bisect_left(free, (size, -1, -1), key=lambda entry: entry[0])
+        if place == len(free):
+            return None
+        block = free.pop(place)[1]
+        block.free = False
+        return block
+
+    def _segment(self, size: int) -> _Block:
+        bytes_ = 2 * MIB if size <= SMALL else 20 * MIB if size < _OWN_SEGMENT else round_up(size, 2 * MIB)
+        self.reserved += bytes_
+        self._segments += 1
+        return _Block(self._segments, 0, bytes_)
+
+    def _give(self, block: _Block, small: bool) -> None:
+        block.free = True
+        bisect.insort(self._free[small], (block.order, block), key=lambda entry: entry[0])
+
+    def _withdraw(self, block: _Block, small: bool) -> None:
+        free = self._free[small]
+        del free[bisect.bisect_left(free, block.order, key=lambda entry: entry[0])]
+
+
+def in_blocks(changes: Iterable[tuple[Hashable, int]]) -> list[int]:
+    """The same allocations and frees in whole blocks.
+
+    changes: the name of a tensor and its bytes, positive when it is allocated, negative when it is freed. What was
+    allocated before has no block here, and stays as it is.
+    """
+    allocator, found, live = CachingAllocator(), [], set()
+    for name, size in changes:
+        if size > 0 and name not in live:
+            live.add(name)
+            found.append(allocator.allocate(name, size))
+        elif size < 0 and name in live:
+            live.discard(name)
+            found.append(-allocator.free(name))
+        else:
+            found.append(size)
+    return found
+
+
+def leaves_uncut(device: str) -> bool:
+    """Whether a tensor on `device` ("cpu", "cuda") may count as more than its own size in whole 512 bytes.
+
+    Not where this process's allocator is told to expand its segments: then each block is cut.
+    """
+    told = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return device == "cuda" and "expandable_segments:true" not in told.lower().replace(" ", "")

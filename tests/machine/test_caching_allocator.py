@@ -1,0 +1,45 @@
+"""The policy of torch's caching allocator, by hand; tests/simulated holds it against the real one."""
+
+from memgraph.machine.caching_allocator import BLOCK, MIB, CachingAllocator, in_blocks
+
+
+def test_a_small_tensor_counts_as_whole_512_bytes():
+    allocator = CachingAllocator()
+    assert allocator.allocate("a", 1) == BLOCK
+    assert allocator.allocate("b", MIB) == MIB
+    assert (allocator.allocated, allocator.reserved) == (MIB + BLOCK, 2 * MIB)
+
+
+def test_a_large_block_is_left_whole_where_little_would_be_left():
+    allocator = CachingAllocator()
+    assert allocator.allocate("a", 11 * MIB + 1) == 12 * MIB
+    allocator.free("a")
+    assert allocator.allocate("b", 10 * MIB) == 10 * MIB  # 2 MiB are cut off
+    assert allocator.allocate("c", 2 * MIB - BLOCK) == 2 * MIB  # and are left whole now
+    assert (allocator.allocated, allocator.reserved) == (12 * MIB, 12 * MIB)
+
+
+def test_neighbours_become_one_block_again():
+    allocator = CachingAllocator()
+    for name in "abcd":
+        allocator.allocate(name, 5 * MIB)
+    assert allocator.reserved == 20 * MIB
+    for name in "acb":
+        allocator.free(name)
+    assert allocator.allocate("e", 15 * MIB) == 15 * MIB
+    assert allocator.reserved == 20 * MIB
+
+
+def test_the_smallest_block_that_is_large_enough_is_taken():
+    allocator = CachingAllocator()
+    for name, size in (("large", 40), ("wall", 30), ("fits", 12)):
+        allocator.allocate(name, size * MIB)
+    allocator.free("large")
+    allocator.free("fits")
+    assert allocator.allocate("new", 12 * MIB) == 12 * MIB
+    assert allocator.reserved == 82 * MIB
+
+
+def test_changes_in_whole_blocks():
+    changes = [("a", 11 * MIB + 512), ("before", -3 * MIB), ("a", -11 * MIB - 512), ("a", 512)]
+    assert in_blocks(changes) == [12 * MIB, -3 * MIB, -12 * MIB, 512]

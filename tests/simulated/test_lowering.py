@@ -1,0 +1,103 @@
+"""How graphs are lowered for CUDA: which kernels of attention, in which order, and how dropout is drawn."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+from memgraph.base import compat
+from memgraph.machine import cuda_libraries
+from tests.simulated.models import made
+
+
+def generated(function, *args, backend: str = "memgraph", **options) -> str:
+    """The code of a step's forward and backward."""
+    options = {"cache": False, **options} if backend == "memgraph" else {}
+    compiled = torch.compile(function, backend=backend, options=options)
+    return "\n".join(run_and_get_code(lambda: compiled(*args).backward())[1])
+
+
+class Attention(nn.Module):
+    def forward(self, query: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).float().sum()
+
+
+def test_attention_is_not_that_of_cudnn():
+    """On Hopper torch prefers it, and nobody knows what it takes before it runs."""
+    query = torch.empty(2, 4, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with torch.backends.cuda.sdp_kernel(enable_flash=True, enable_cudnn=True, enable_math=True):
+        stock = generated(Attention(), query, backend="inductor")
+        torch._dynamo.reset()
+        ours = generated(Attention(), query)
+        assert torch.backends.cuda.cudnn_sdp_enabled()  # as it was
+    assert "cudnn_attention" in stock
+    assert "cudnn_attention" not in ours and "flash_attention" in ours
+
+
+def test_the_switches_of_attention_are_in_the_keys():
+    before = cuda_libraries.fingerprint()
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        assert cuda_libraries.fingerprint() != before
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+
+
+def test_where_no_other_kernel_is_left_cudnns_stays():
+    alone = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION)
+    with alone, cuda_libraries.without_cudnn_attention():
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def dropped(given: torch.Tensor) -> torch.Tensor:
+    return (nn.functional.dropout(given * 2, 0.1).reshape(-1) * 3).sum()
+
+
+def test_random_numbers_do_not_depend_on_the_kernel_that_draws_them():
+    given = torch.zeros(64, 1024, device="cuda", requires_grad=True)
+    if hasattr(torch._inductor.codegen.triton.TritonOverrides, "_can_use_4x_random"):  # 2.13, 2.14
+        assert "rand4x(" in generated(dropped, given, backend="inductor")
+    torch._dynamo.reset()
+    assert "rand4x(" not in generated(dropped, given)
+
+
+def test_kernels_are_tuned_before_the_first_step():
+    from tests.simulated.training import train
+
+    card = torch.cuda.get_device_properties(0)
+    found = train("llama", {"budget": None})
+    assert max(found.requested) < found.predicted + card.L2_cache_size // 4
+    assert found.requested[0] == found.requested[1]
+
+
+def test_inductors_kernels_are_found():
+    model, loss, batch = made("perceptron")
+    seen = []
+    stock = compat.inner_compile()
+
+    def inner(*args, **kwargs):
+        compiled = stock(*args, **kwargs)
+        seen.append(compat.triton_kernels_of(compiled))
+        return compiled
+
+    def backend(graph, inputs):
+        return compat.compile_graph(graph, inputs, inner, {"force_disable_caches": True})
+
+    torch.compile(loss, backend=backend)(*batch).backward()
+    assert len(seen) == 2 and all(seen)
+    assert all(callable(kernel.run) for kernels in seen for kernel in kernels.values())
+
+
+def test_workspaces_are_taken_once():
+    device = torch.device("cuda", 0)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    cuda_libraries.take_workspaces(device)
+    taken = torch.cuda.memory_allocated()
+    assert taken - before >= 64 * 1024**2  # this thread's and autograd's, on Hopper
+    cuda_libraries.take_workspaces(device)
+    model = nn.Linear(512, 512, device=device, dtype=torch.bfloat16)
+    model(torch.zeros(512, 512, device=device, dtype=torch.bfloat16)).sum().backward()
+    del model
+    assert torch.cuda.memory_allocated() == taken
