@@ -15,7 +15,7 @@ from memgraph.backend.alike import name_of_plan
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.inductor import Graph, Job, lower, read_graphs, read_step
+from memgraph.backend.inductor import Graph, Job, lower, read_graphs, read_step, refuses_cuda_graphs
 from memgraph.backend.joint_graph import SPARE, Planned
 from memgraph.backend.outcome import budget_error, build_report, found_again
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
@@ -297,6 +297,8 @@ class Attempts:
             yield f"planned for sizes up to {sizes}; smaller ones take less"
         if self.job.device.type == "cpu":
             yield "the baseline counts the tensors that Python can see; the CPU has no allocator statistics"
+        if refuses_cuda_graphs(self.options, self.job.device):
+            yield "CUDA graphs are off: what they keep allocated is in no plan, and copies cannot be captured"
         yield from self.kernels.notes
 
     def _error(self, wanted: Bound, tried: list[Attempt], lowest: Lowest | None) -> Exception:

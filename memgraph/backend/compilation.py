@@ -75,6 +75,7 @@ class Compilation:
         warn_of_unmatched(self.job.gm, self.options.rules, self.job.name)
         start = time.perf_counter()
         try:
+            refuse_several_gpus(self.job.inputs)
             return Launching(self.job, self.attempts).first()
         except (*LOUD, PlanWarning):  # a warning too, where the user has warnings raised
             raise
@@ -164,6 +165,13 @@ def _reason(problem: Exception) -> str:
     ours = [frame for frame in frames if any(Path(frame.filename).is_relative_to(f) for f in source_folders())]
     place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
     return f"a fault of memgraph, please report it: {type(problem).__name__}{place}: {str(problem)[:2000]}"
+
+
+def refuse_several_gpus(inputs: Any) -> None:
+    """Raise GraphError for a graph on several GPUs: a budget bounds the memory of one."""
+    found = {str(t.device) for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda"}
+    if len(found) > 1:
+        raise GraphError(f"its tensors lie on several GPUs ({', '.join(sorted(found))}), and a budget is that of one")
 
 
 def _device(inputs: Any) -> torch.device:

@@ -81,6 +81,21 @@ def key_of(job: Job, *parts: str) -> str:
     return digest.hexdigest()
 
 
+def settings_of(options: Options) -> dict[str, Any]:
+    """What the options set in Inductor's configuration."""
+    return (dict(compat.mode_options(options.mode)) if options.mode else {}) | options.inductor
+
+
+def refuses_cuda_graphs(options: Options, device: torch.device) -> bool:
+    """Whether CUDA graphs are asked for, and cannot be: their pools stand for good, in no plan's figures.
+
+    What a graph replays allocates nothing, and what it was captured with stays reserved for it alone: the next launch
+    finds another level than it was planned for. Nor may copies to other tiers be captured.
+    """
+    asked = settings_of(options).get("triton.cudagraphs", compat.inductor_setting("triton.cudagraphs"))
+    return device.type == "cuda" and bool(asked) and (options.budget is not None or bool(options.offload))
+
+
 def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[Any, list[Graph]]:
     """Compile a graph, by a partitioner's plan or as plain Inductor does: (the callable, the graphs that were lowered).
 
@@ -89,9 +104,10 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
     """
     # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
     options, progress, name, graphs = job.options, job.progress, job.name, []
-    patches = dict(compat.mode_options(options.mode)) if options.mode else {}
-    patches |= options.inductor
+    patches = settings_of(options)
     if partitioner is not None:
+        if refuses_cuda_graphs(options, job.device):
+            patches["triton.cudagraphs"] = False
         patches["custom_partitioner_fn"] = partitioner
         order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid())
         patches["_pre_fusion_custom_pass"] = order

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from memgraph.base.errors import OffloadError
 from memgraph.runtime.layout import Layout
 from memgraph.runtime.records import Offload, Record, Reload, reload
 from memgraph.runtime.settings import Settings
@@ -26,7 +27,14 @@ _TAGS = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe", "needs_exact_
 _LIKE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 
 
+def _refuse_capture(device: torch.device, name: str, tier: str) -> None:
+    """A graph would replay the copy into a slot that has long been given to another value."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise OffloadError("a copy to another tier cannot be captured into a CUDA graph", value=name, tier=tier)
+
+
 def offload_start(x: torch.Tensor, name: str, tier: str, options: str) -> torch.Tensor:
+    _refuse_capture(x.device, name, tier)
     # A lazy conjugate or negation is a flag of the tensor, which its bytes do not carry.
     return ticket(Offload(name, x.resolve_conj().resolve_neg(), tier, Settings.parse(options)))
 
@@ -43,6 +51,7 @@ def reload_start(
     device: torch.device,
     tier: str,
 ) -> torch.Tensor:
+    _refuse_capture(device, "", tier)
     return ticket(reload(content(held, Record), Layout.given(size, stride, dtype, device)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 from memgraph.base.errors import OptionsError
 from memgraph.base.sizes import parse_size
@@ -42,8 +43,14 @@ class Card:
         return ";".join(f"{name}={value}" for name, value in fields.items())
 
 
-_HOPPER = {"capability": (9, 0), "multiprocessors": 132, "shared_memory": 233472, "threads": 2048}
-_A100 = {"capability": (8, 0), "multiprocessors": 108, "shared_memory": 167936, "threads": 2048, "clock_khz": 1410000}
+_HOPPER: dict[str, Any] = {"capability": (9, 0), "multiprocessors": 132, "shared_memory": 233472, "threads": 2048}
+_A100: dict[str, Any] = {
+    "capability": (8, 0),
+    "multiprocessors": 108,
+    "shared_memory": 167936,
+    "threads": 2048,
+    "clock_khz": 1410000,
+}
 CARDS = (
     Card("NVIDIA H200 141GB HBM3e", **_HOPPER, l2_cache=60 * MIB, memory=143155 * MIB, clock_khz=1980000,
          memory_clock_khz=3201000, bus_bits=6144),

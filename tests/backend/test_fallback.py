@@ -271,3 +271,13 @@ def test_the_minimum_is_the_lowest_peak_seen_and_can_be_reached():
     assert error.minimum - error.baseline == need + 100 + SLACK
     assert_right(compiled(Unlucky, budget=error.minimum))
     assert memgraph.report().budget == error.minimum
+
+
+def test_a_graph_on_several_gpus_is_not_planned():
+    from memgraph.backend.compilation import refuse_several_gpus
+
+    with torch._subclasses.FakeTensorMode():
+        first, second = (torch.empty(4, device=f"cuda:{n}") for n in range(2))
+    refuse_several_gpus([first, torch.empty(4), 3])
+    with pytest.raises(GraphError, match="cuda:0, cuda:1"):
+        refuse_several_gpus([first, second])

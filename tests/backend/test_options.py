@@ -2,11 +2,29 @@ import json
 import pickle
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from memgraph.backend.options import parse_options
 from memgraph.base.errors import OptionsError
 from memgraph.facts.actions import Offload, Rule, Tile
+
+
+@pytest.mark.parametrize(
+    "options, device, refused",
+    [
+        ({"budget": "1GiB", "mode": "reduce-overhead"}, "cuda", True),
+        ({"budget": None, "offload": True, "inductor": {"triton.cudagraphs": True}}, "cuda", True),
+        ({"budget": None, "mode": "reduce-overhead"}, "cuda", False),
+        ({"budget": "1GiB", "mode": "reduce-overhead"}, "cpu", False),
+        ({"budget": "1GiB", "mode": "max-autotune-no-cudagraphs"}, "cuda", False),
+        ({"budget": "1GiB", "mode": "max-autotune", "inductor": {"triton.cudagraphs": False}}, "cuda", False),
+    ],
+)
+def test_a_budget_or_copies_and_cuda_graphs_do_not_go_together(options, device, refused):
+    from memgraph.backend.inductor import refuses_cuda_graphs
+
+    assert refuses_cuda_graphs(parse_options(options), torch.device(device)) == refused
 
 
 def refusal(options) -> str:

@@ -17,6 +17,13 @@ def inductor_config_keys() -> frozenset[str]:
     return frozenset(list_options())
 
 
+def inductor_setting(name: str) -> Any:
+    """A value of Inductor's configuration as it stands, by a name of `inductor_config_keys`."""
+    import torch._inductor.config as inductor_config
+
+    return getattr(inductor_config, name)
+
+
 def compile_graph(
     gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
 ) -> Any:
