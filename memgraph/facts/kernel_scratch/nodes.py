@@ -27,7 +27,7 @@ def of_operator(
     """Bytes that a call in Inductor's wrapper holds beyond its outputs on `device`; arguments as Kernels.bytes_of."""
     name = qualified_name(op)
     if name in ("memgraph::shard_product", "memgraph::shard_add_"):
-        return _shards(*args[-2:], on_on_cuda=device == "cuda")
+        return _shards(*args[-2:], on_cuda=device == "cuda")
     if name.startswith(_NONE):
         return 0
     return current().bytes_of(op, args, kwargs, outputs, device)
@@ -37,15 +37,13 @@ def of_node(node: fx.Node, device: str) -> int:
     """Bytes that a node's operator holds beyond its outputs; 0 if Inductor makes the kernel itself."""
     name = qualified_name(node.target) if node.op == "call_function" else ""
     if name in ("memgraph::shard_product", "memgraph::shard_add"):
-        return _shards(*map(described, node.args[-2:]), cuda=device == "cuda")
+        return _shards(*map(described, node.args[-2:]), on_cuda=device == "cuda")
     if not name or name.startswith(_NONE) or family(node.target) != "extern":
         return 0
     if name not in (RULES if device == "cpu" else cuda.RULES) and not compat.falls_back(node.target):
         return 0
     args = list(node.args)
-    if (
-        device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3
-    ):  # Inductor lays them out like this on the CPU
+    if device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3:  # as Inductor lays them out there
         args[:2] = [described(arg).channels_last() for arg in args[:2]]
     return current().bytes_of(node.target, args, node.kwargs, node, device)
 
