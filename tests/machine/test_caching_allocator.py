@@ -1,6 +1,9 @@
 """The policy of torch's caching allocator, by hand; tests/simulated holds it against the real one."""
 
-from memgraph.machine.caching_allocator import BLOCK, MIB, CachingAllocator, in_blocks
+import pytest
+
+from memgraph.machine.caching_allocator import BLOCK, MIB, CachingAllocator, in_blocks, leaves_uncut
+from memgraph.planner.decisions import Event, Timeline
 
 
 def test_a_small_tensor_counts_as_whole_512_bytes():
@@ -43,3 +46,18 @@ def test_the_smallest_block_that_is_large_enough_is_taken():
 def test_changes_in_whole_blocks():
     changes = [("a", 11 * MIB + 512), ("before", -3 * MIB), ("a", -11 * MIB - 512), ("a", 512)]
     assert in_blocks(changes) == [12 * MIB, -3 * MIB, -12 * MIB, 512]
+
+
+def test_a_timeline_in_whole_blocks():
+    step = Timeline((Event("forward", "a", 11 * MIB + 512), Event("backward", "a", -11 * MIB - 512)))
+    assert (step.peak, step.in_blocks().peak) == (11 * MIB + 512, 12 * MIB)
+    assert step.in_blocks().sums()[-1] == 0
+
+
+@pytest.mark.parametrize("told, left", [("", True), ("expandable_segments:True", False), ("max_split_size_mb:4", True)])
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_that_expand_are_always_cut(monkeypatch, variable, told, left):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv(variable, told)
+    assert leaves_uncut("cuda") == left
+    assert not leaves_uncut("cpu")
