@@ -12,7 +12,8 @@ of work on streams. It knows nothing of
 
 - values: kernels compute nothing, so no result means anything (a loss is 0 or garbage, a branch upon data arbitrary);
 - times: events are 100 ms apart, so autotuning chooses arbitrarily, and a card may prefer another kernel or padding;
-- cuDNN, which does not start: convolutions need `torch.backends.cudnn.enabled = False`, attention takes another kernel;
+- cuDNN, which does not work here: convolutions need `torch.backends.cudnn.enabled = False`, and attention goes to flash
+  attention (`TORCH_CUDNN_SDPA_DEPRIORITIZED=1`), where a Hopper card would give it to cuDNN outside of memgraph;
 - what others do not take from torch's allocator, but for a driver's context of about 0.5 GiB: NCCL's buffers, say.
 """
 

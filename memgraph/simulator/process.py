@@ -40,6 +40,7 @@ def environment(
     found["TRITON_LIBCUDA_PATH"] = str(paths[0].parent)
     found["MEMGRAPH_SIMULATED_CARD"] = f"{chosen.figures()};devices={devices};copied_bytes={COPIED}"
     found["MEMGRAPH_SIMULATED_LOG"] = "" if log is None else os.fspath(log)
+    found.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")  # cuDNN's attention would run on nothing, and fill the host
     found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(devices)))
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
+from torch.nn.attention import SDPBackend
 
+from memgraph import simulator
 from memgraph.base import compat
 from memgraph.machine import cuda_libraries
 from tests.simulated.models import made
@@ -23,16 +25,19 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).float().sum()
 
 
-def test_attention_is_not_that_of_cudnn():
-    """On Hopper torch prefers it, and nobody knows what it takes before it runs."""
+def attention_as_torch_prefers_it() -> list:
+    """In a process of its own: torch's choice for a call of attention, the code for it, and the switch afterwards."""
     query = torch.empty(2, 4, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    with torch.backends.cuda.sdp_kernel(enable_flash=True, enable_cudnn=True, enable_math=True):
-        stock = generated(Attention(), query, backend="inductor")
-        torch._dynamo.reset()
-        ours = generated(Attention(), query)
-        assert torch.backends.cuda.cudnn_sdp_enabled()  # as it was
-    assert "cudnn_attention" in stock
-    assert "cudnn_attention" not in ours and "flash_attention" in ours
+    chosen = torch._fused_sdp_choice(query, query, query, None, 0.0, True)
+    return [SDPBackend(chosen).name, generated(Attention(), query), torch.backends.cuda.cudnn_sdp_enabled()]
+
+
+def test_attention_is_not_that_of_cudnn(monkeypatch):
+    """On Hopper torch prefers it, and nobody knows what it takes before it runs."""
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "0")  # as on a card
+    chosen, code, after = simulator.call(f"{__name__}:attention_as_torch_prefers_it")
+    assert chosen == "CUDNN_ATTENTION" and after
+    assert "cudnn_attention" not in code and "flash_attention" in code
 
 
 def test_the_switches_of_attention_are_in_the_keys():
@@ -45,7 +50,7 @@ def test_the_switches_of_attention_are_in_the_keys():
 
 
 def test_where_no_other_kernel_is_left_cudnns_stays():
-    alone = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION)
+    alone = torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
     with alone, cuda_libraries.without_cudnn_attention():
         assert torch.backends.cuda.cudnn_sdp_enabled()
 

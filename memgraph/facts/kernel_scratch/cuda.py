@@ -137,7 +137,7 @@ RULES: dict[str, Callable[[Call], int]] = {
     "aten::_scaled_dot_product_efficient_attention": efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
     **dict.fromkeys(
-        (f"aten::{name}" for name in "mm addmm bmm baddbmm _scaled_mm topk copy_ fill_ zero_ as_strided".split()),
+        (f"aten::{name}" for name in "mm addmm bmm baddbmm copy_ fill_ zero_ as_strided".split()),
         _nothing,
     ),
 }
