@@ -37,7 +37,7 @@ def triton_kernels_of(compiled: Any) -> dict[str, Any]:
             continue
         seen.add(id(function))
         names = getattr(function, "__globals__", {})
-        if "async_compile" in names and "call" in names:
+        if "AsyncCompile" in names and "call" in names:
             return {name: value for name, value in names.items() if _is_inductors(value)}
         waiting += map(_content, getattr(function, "__closure__", None) or ())
     return {}
