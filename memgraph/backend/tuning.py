@@ -17,6 +17,7 @@ from memgraph.backend.inductor import Graph
 from memgraph.base import compat
 from memgraph.lower.tensors import Layout, span
 from memgraph.lower.timeline import Lowered
+from memgraph.lower.wrapper import NotReadable
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ def tune(graphs: list[Graph], device: torch.device, read: Callable[[], tuple[Low
     }
     if not waiting:
         return ()
-    launches = {name: args for lowered in read() for name, args in lowered.launches.items()}
+    try:
+        launches = {name: args for lowered in read() for name, args in lowered.launches.items()}
+    except NotReadable:  # the report says so already
+        launches = {}
     left = [name for name, kernel in waiting.items() if not _tuned(kernel, launches.get(name), device)]
     torch.cuda.empty_cache()  # the buffer would stay reserved
     return tuple(_notes(left))
