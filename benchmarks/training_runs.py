@@ -143,12 +143,18 @@ def backend(budget: int | None, **options: Any) -> dict[str, Any]:
     return {"backend": "memgraph", "options": {"budget": budget} | options}
 
 
+def counters() -> ctypes.CDLL:
+    """The hook of this process: `mh_peak()`, bytes, since `mh_reset()`."""
+    hook = ctypes.CDLL(None)
+    hook.mh_peak.restype = ctypes.c_long
+    return hook
+
+
 def measured(steps: Iterable[Callable[[], float]]) -> Result:
     """Losses, peaks and seconds of steps, or the smallest budget of an error, and how many steps came before it."""
     import memgraph
 
-    hook = ctypes.CDLL(None)
-    hook.mh_peak.restype = ctypes.c_long
+    hook = counters()
     losses: list[float] = []
     peaks: list[int] = []
     seconds: list[float] = []
