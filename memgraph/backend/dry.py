@@ -129,7 +129,7 @@ class _Capture:
         inputs = self._moved(gm, inputs, target)
         found = tiers(self.options, hardware, here=False)
         self.notes += found.notes
-        bound = bound_of(self.options, budget_of(hardware, self.options), baseline)
+        bound = bound_of(self.options, budget_of(hardware, self.options), baseline, target)
         partitioner = Partitioner(self.options, hardware, bound, self.progress, self.name, found)
         kernels = self._partition(gm, inputs, partitioner)
         self.planned = partitioner.planned[-1]
@@ -139,7 +139,7 @@ class _Capture:
             None,
             key=f"dry-{partitioner.uuid()[:16]}",
             graph=self.name,
-            device=str(target),
+            device=target,
             baseline=baseline,
             budget=None if bound.bytes is None else baseline + bound.bytes,
             stages=(*self.progress.stages, ("all", time.perf_counter() - start)),
