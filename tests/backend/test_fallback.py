@@ -5,8 +5,8 @@ The functions are matrix products alone, for which Inductor generates no C++, bu
 
 from __future__ import annotations
 
-import gc
 import dataclasses
+import gc
 import pickle
 import re
 import threading
