@@ -35,8 +35,8 @@ SHAPES = {
 }
 SHORTEST = 64
 GROWING = (128, 256, 512, 64)
-BREAKS = {"one_break": (2,), "two_breaks": (1, 3)}
-"""The blocks of a chain after which the graph breaks."""
+BREAKS = {"one_break": 2, "two_breaks": 3}
+"""The parts of a chain of six blocks between which the graph breaks."""
 
 
 def steps(run: str, number: int, how: dict[str, Any]) -> Iterator[Step]:
@@ -96,8 +96,8 @@ def llama(layers: int, vocabulary: int, hidden: int = 128) -> Any:
     return transformers.LlamaForCausalLM(config).train()
 
 
-def _chain(breaks: tuple[int, ...]) -> tuple[Any, Callable[[], Any]]:
-    """Six blocks with graph breaks after some."""
+def _chain(parts: int) -> tuple[Any, Callable[[], Any]]:
+    """Six blocks, with a graph break between two parts of them."""
     import torch
     from torch import nn
 
@@ -112,13 +112,18 @@ def _chain(breaks: tuple[int, ...]) -> tuple[Any, Callable[[], Any]]:
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(6))
+            size = 6 // parts
+            self.first, self.middle, self.last = (
+                nn.Sequential(*(Block() for _ in range(size if part < parts else 0))) for part in range(3)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for number, block in enumerate(self.blocks):
-                x = block(x)
-                if number in breaks:
-                    torch._dynamo.graph_break()
+            x = self.first(x)
+            torch._dynamo.graph_break()  # not in a loop: Dynamo would leave all of the loop alone
+            x = self.middle(x)
+            if len(self.last):
+                torch._dynamo.graph_break()
+                x = self.last(x)
             return x.square().mean()
 
     x = torch.randn(2048, 256)
