@@ -102,7 +102,13 @@ def own_words(target: str) -> Iterator[None]:
 
 
 def _is_dynamos(error: BaseException) -> bool:
-    return type(error).__module__ == "torch._dynamo.exc"
+    """Whether Dynamo raised it, about another error.
+
+    2.15 has some of plain types, which come with the traceback of their cause.
+    """
+    frames, cause = traceback.extract_tb(error.__traceback__), error.__cause__
+    retold = cause is not None and frames[-1:] == traceback.extract_tb(cause.__traceback__)[-1:]
+    return type(error).__module__ == "torch._dynamo.exc" or retold
 
 
 def _is_ours(file: str) -> bool:
