@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
@@ -45,6 +46,7 @@ class Tiling:
 
     def __init__(self, joint: Joint, options: Options, device: str) -> None:
         self.joint, self.options = joint, options
+        self.device = device
         self.rules = tuple(rule for rule in options.rules if isinstance(rule.action, Tile))
         self.regions: tuple[TokenRegion, ...] = ()
         refused: tuple[RefusedRegion, ...] = ()
@@ -55,8 +57,20 @@ class Tiling:
         if options.tile is not None or self.rules:
             self.symbols = names_of_symbols(joint.module)
             self.regions, refused = self._found()
-        self.groups = self._groups(device)  # of equal regions, with who asks for how many shards
+        self.groups = self._groups()  # of equal regions, with who asks for how many shards
         self._refuse(refused)
+
+    def counted(self) -> Tiling:
+        """The same regions, whose tokens are counted with the sizes that graphs are read with now."""
+        if not self.symbols:
+            return self
+        found = copy.copy(self)
+        found.regions = tuple(self._counted(self.regions))
+        found.refusals = list(self.refusals)
+        known = [group.fixed for group in self.groups]  # 1 for those that could not be tiled
+        groups = zip(found._groups(), known, strict=True)
+        found.groups = [group if fixed is None else dataclasses.replace(group, fixed=fixed) for group, fixed in groups]
+        return found
 
     def _found(self) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
         """The regions, and what was refused. Symbolic tokens are counted with the sizes of the launch."""
@@ -66,9 +80,13 @@ class Tiling:
         if not self.symbols:
             return find_regions(module, weights)
         regions, refused = find_regions(with_plain_sizes(module, generic(self.symbols)), weights)
-        nodes = {node.name: node for node in module.graph.nodes}
-        counted = (dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region))) for region in regions)
-        return tuple(counted), refused
+        return tuple(self._counted(regions)), refused
+
+    def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
+        """Regions with the tokens that they have with the sizes that graphs are read with now."""
+        nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        for region in regions:
+            yield dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region)))
 
     def apply(self, shards: Shards) -> tuple[Joint, tuple[Decision, ...], Shards]:
         """The joint graph with so many shards of each group, the decisions that it realises, the shards that it has.
@@ -108,7 +126,7 @@ class Tiling:
                 found[n] = found.get(n, 0) + event.bytes
         return found
 
-    def _groups(self, device: str) -> list[Group]:
+    def _groups(self) -> list[Group]:
         alike: dict[tuple, list[int]] = {}
         for i, region in enumerate(self.regions):
             request = self._request(region)
@@ -123,7 +141,7 @@ class Tiling:
                     self.regions[members[0]].module,
                     tokens,
                     tuple(members),
-                    most=min(self._most(members[0]), most_shards(tokens, device)),
+                    most=min(self._most(members[0]), most_shards(tokens, self.device)),
                     fixed=None if request.shards is None else min(request.shards, self._most(members[0])),
                     origin=request.origin,
                 )

@@ -56,6 +56,7 @@ from memgraph.base.compat.operators import (
 from memgraph.base.compat.optimizers import (
     bare_step,
     foreach_by_default,
+    foreach_on,
     hooks_all_steps,
     operator_mode,
     stepping_on_fakes,
@@ -136,6 +137,7 @@ __all__ = [
     "falls_back",
     "first_users_output",
     "foreach_by_default",
+    "foreach_on",
     "gathered",
     "graph_break_reason",
     "graph_text",
