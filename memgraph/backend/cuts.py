@@ -2,7 +2,8 @@
 
     joint graph ── shards of its token regions ──> tiled joint graph ── Inductor's partitioner ──> Cut
 
-A cut depends on no bound, no tier and no size: it is made once for each number of shards, and many plans are made of it.
+A cut depends on no bound, no tier and no size: it is made once for each number of shards, and many plans are made of
+it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,10 @@ class Explorer:
             return self.step.baseline + self.step.to_come + now - sum(map(storage_span, given))
 
     def fits(self, size: int | None, options: Options | None = None) -> Answer:
-        """Whether a step of this size fits.  options: by default those of the capture; offload and budget may differ."""
+        """Whether a step of this size fits.
+
+        options: by default those of the capture; they may differ in offload and budget.
+        """
         with compat.reading_with(self._sizes(size)):
             planning, _ = self._planning(size, options or self.step.options)
             _, wanted, choice = planning.chosen()

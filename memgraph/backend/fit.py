@@ -102,9 +102,9 @@ def fit(
 ) -> Fit:
     """Whether the training step that `fn(*args)` begins fits.
 
-    fn returns a loss; the first tensor of args has the batch as its first dimension. sequence: whether the second one is
-    a sequence. longest: take the longest sequence that fits, instead of the one that args have; step: it is a multiple
-    of that.
+    fn returns a loss; the first tensor of args has the batch as its first dimension. sequence: whether the second one
+    is a sequence. longest: take the longest sequence that fits, instead of the one that args have; step: it is a
+    multiple of that.
     Raises what `memgraph.plan` does, but for BudgetError: a step that does not fit is an answer. MemgraphError where
     the longest is asked for, and nothing fits.
     """

@@ -22,7 +22,7 @@ from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
 from memgraph.passes.graphs import Split
 from memgraph.planner.candidates import Candidate
-from memgraph.planner.decisions import Decision, Plan, Refusal, Timeline
+from memgraph.planner.decisions import Plan, Refusal, Timeline
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
 from memgraph.planner.offload import Tiers
 from memgraph.planner.prices import price_fusion

@@ -58,10 +58,10 @@ def longest(
 ) -> Longest:
     """Return the largest size of a dimension for which the memgraph backend finds a plan within the budget.
 
-    dim: the dimension of the arguments that may grow: 1 is that of a sequence in [batch, sequence], 0 that of the batch.
-    It grows in every tensor among the arguments in which it has the size that it has in the first. step: sizes are
-    multiples of it; that size fits, and the one a step larger does not. most: no larger size is asked about. All else
-    as in `plan`.
+    dim: the dimension of the arguments that may grow: 1 is that of a sequence in [batch, sequence], 0 that of the
+    batch. It grows in every tensor among the arguments in which it has the size that it has in the first. step: sizes
+    are multiples of it; that size fits, and the one a step larger does not. most: no larger size is asked about. All
+    else as in `plan`.
 
     The function is captured once, with a symbol for the size, and planned for one size after another.
 

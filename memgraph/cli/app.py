@@ -98,7 +98,7 @@ def plan(
         str | None, typer.Option(help='of torch.optim, whose state is counted: adamw, "adamw(fused=True)"')
     ] = None,
     longest: Annotated[
-        bool, typer.Option("--longest", help="plan for the largest size of dimension --dim that the budget has room for")
+        bool, typer.Option("--longest", help="plan for the largest size of --dim that the budget has room for")
     ] = False,
     dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
     step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,

@@ -19,11 +19,12 @@ from memgraph.cli.terminal import check_outputs, console, parse_budget, parse_va
 WIDTH = 100  # columns of the answer where no terminal says how wide it is
 # A folder for the scratch file that --disk speaks of by its size alone: planning does not look at it.
 SCRATCH = "/scratch"
-FIT_HELP = """Tell whether training fits on a GPU: as it is, with a plan and its cost, or not, and the nearest that does.
+FIT_HELP = """
+Tell whether training fits on a GPU: as it is; with a plan and its cost; or not, and the nearest that does.
 
-CONFIG.json is the config.json of a Hugging Face model, or a folder that has one: nothing is downloaded, and no weight is
-allocated. SCRIPT.py:FUNCTION returns (callable, args) as for `memgraph plan`; FUNCTION is called with those of batch,
-sequence and dtype that it has parameters for.
+CONFIG.json is the config.json of a Hugging Face model, or a folder that has one: nothing is downloaded, and no weight
+is allocated. SCRIPT.py:FUNCTION returns (callable, args) as for `memgraph plan`; FUNCTION is called with those of
+batch, sequence and dtype that it has parameters for.
 
 Nothing runs and no GPU is needed: peaks are predicted from the graph, and times from the figures of the GPU.
 

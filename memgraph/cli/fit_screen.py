@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,10 +30,12 @@ def screen(found: Fit, made: Made, options: Mapping[str, Any], *, lora: int | No
     rows.add_column(style="bold")
     rows.add_column(justify="right")
     rows.add_column(overflow="fold")
-    for row in (*_memory(found, dtype), ("", "", ""), *_plan(found.report), ("", "", ""), *_nearest(found)):
-        rows.add_row(*row)
+    blocks = (_memory(found), _plan(found.report), _nearest(found))
+    for n, block in enumerate(filled for block in blocks if (filled := list(block))):
+        for row in [("", "", "")] * bool(n) + block:
+            rows.add_row(*row)
     title = f"memgraph fit: {_asked(found, made, lora, dtype)}"
-    notes = [Text(f"  {note}", style="dim") for note in (UNMEASURED, *_notes(found, made))]
+    notes = [Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in (UNMEASURED, *_notes(found, made))]
     parts = [Text(title, style="bold"), Text(verdict(found), style="bold " + _colour(found)), Text(), rows, Text()]
     if found.verdict.value == "planned":
         parts += [Text(f"  options={json.dumps(dict(options))}"), Text()]
@@ -78,7 +81,7 @@ def _budget(found: Fit) -> str:
     return format_size(found.report.budget - found.report.reserve)
 
 
-def _memory(found: Fit, dtype: str) -> Iterator[tuple[str, str, str]]:
+def _memory(found: Fit) -> Iterator[tuple[str, str, str]]:
     """What takes the memory."""
     report = found.report
     activations = report.predicted_peak - report.level

@@ -89,9 +89,10 @@ def read_config(file: Path) -> Any:
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     if not isinstance(kind, str) or kind not in known:
-        what = "names no model_type" if kind is None else f"has the model_type {kind!r}, which transformers "
-        what += "" if kind is None else f"{transformers.__version__} does not know{_meant(str(kind), known)}"
-        raise OptionsError(f"{file} {what}. A config.json of Hugging Face is asked for; SCRIPT.py:FUNCTION takes others")
+        what = "names no model_type"
+        if kind is not None:
+            what = f"has the model_type {kind!r}, which this transformers does not know{_meant(str(kind), known)}"
+        raise OptionsError(f"{file} {what}; allowed: a config.json of Hugging Face, or SCRIPT.py:FUNCTION")
     fields = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
     try:
         return transformers.AutoConfig.for_model(kind, **fields)

@@ -138,8 +138,8 @@ def named(name: str) -> Hardware:
     """Return the built-in figures that a user asks for by name.
 
     Allowed are a name of the list ("H100"), a word of one where it says which ("4090"), a device's whole name that
-    bears one ("NVIDIA H100 80GB HBM3"), and "cuda" and "cpu" for the generic ones. Where the name tells the memory, that
-    is the capacity: there are an A100 of 40 and one of 80 GB. Raises OptionsError for all else.
+    bears one ("NVIDIA H100 80GB HBM3"), and "cuda" and "cpu" for the generic ones. Where the name tells the memory,
+    that is the capacity: there are an A100 of 40 and one of 80 GB. Raises OptionsError for all else.
     """
     generic = {known.name.lower(): known for known in _GENERIC.values()} | _GENERIC
     if (key := name.strip().lower()) in generic:

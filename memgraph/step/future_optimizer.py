@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -39,7 +40,8 @@ def forecast_of(
     for group in made.param_groups:
         if compat.foreach_on(step, group, device.type):  # of fake parameters torch would decide otherwise
             group["foreach"] = True
-    return forecast(made, device)
+    told = forecast(made, device)
+    return dataclasses.replace(told, state_to_come=told.state_bytes)  # some make their state with themselves
 
 
 def maker(optimizer: Optimizer) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:

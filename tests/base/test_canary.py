@@ -81,7 +81,7 @@ NAMES = {
     "torch.fx.node._side_effectful_functions": "calls that must stay",
     "torch.ops.aten._local_scalar_dense.default": "an optimizer's rehearsal asks a fake tensor for its number",
     "torch.optim.optimizer._default_to_fused_or_foreach": "how an optimizer steps on its device",
-    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices": "how it would step on a device that is not here",
+    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices": "how it would step on a device elsewhere",
     "torch.optim.optimizer._global_optimizer_post_hooks": "the same",
     "torch.optim.optimizer._global_optimizer_pre_hooks": "a rehearsal runs no hook of the user",
     "torch.utils._ordered_set.OrderedSet": "an argument of the extraction",
