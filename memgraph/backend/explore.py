@@ -3,7 +3,7 @@
     capture once ──> joint graph, with a symbol for the size ──> Inductor's cut, once ──> facts for a size ──> plans
 
 What takes long is the capture and Inductor's own partition; neither depends on a budget, and with a symbolic size
-neither depends on the size. A plan for another length of a Llama of 32 layers costs 3 s so, and 35 s from the start.
+neither depends on the size. Tiles are verified once they are chosen: most of those that are planned with are not.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class _Cutter(Partitioner):
         return self.cuts is not None
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        self.cuts = Cuts.of_joint(gm, joint_inputs, self.options, self.hardware.device, kwargs)
+        device = self.hardware.device
+        self.cuts = Cuts.of_joint(gm, joint_inputs, self.options, device, kwargs, verify_tiles=False)
         return self.cuts.plain.split.forward, self.cuts.plain.split.backward
 
 

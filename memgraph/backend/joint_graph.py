@@ -160,7 +160,7 @@ class Planning:
             return self.among_others(variant)
         limit = None if wanted is None else wanted - self.bound.margin
         unplanned = variant.planner.unplanned()
-        known = self.bound.unplanned if unplanned.stock and not variant.cut.tiles else None
+        known = self.bound.unplanned if unplanned.stock and not variant.cut.tiled else None
         if limit is None or (unplanned.peak if known is None else known) <= limit:
             return unplanned
         return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
@@ -212,6 +212,8 @@ class Planning:
     def outcome(self) -> tuple[Split, Planned]:
         """The two graphs of the best choice, and what was planned.  Raises VerifyError where a rewrite is not legal."""
         plain, wanted, choice = self.chosen()
+        while not self.cuts.holds(choice.variant.cut):
+            choice = self.choose(plain, wanted)
         split, plan = self.realise(choice)
         return split, self.planned(choice, plan, plain, wanted)
 
@@ -224,7 +226,9 @@ class Planning:
     def realise(self, choice: Choice) -> tuple[Split, Plan]:
         """The two graphs of a choice, and its plan.  Raises VerifyError where a rewrite is not legal."""
         variant = choice.variant
-        plan = make_plan(variant.facts, choice.candidate, variant.planner.stock, variant.cut.tiles)
+        plan = make_plan(
+            variant.facts, choice.candidate, variant.planner.stock, self.tiling.decisions(variant.cut.shards)
+        )
         check = None if variant.cut.before is None else check_split(variant.cut.before, self.options.repeatable)
         split = variant.cut.split
         if plan.stock and check is not None:

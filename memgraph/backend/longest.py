@@ -85,10 +85,15 @@ def longest(
 
 def longest_of(explorer: Explorer, start: int, step: int, most: int = MOST) -> Longest:
     """The longest size of a captured step.  Raises MemgraphError where not even one step fits."""
-    found = largest(explorer.fits, start=start, step=step, most=most)
-    refused = found.refused
-    if found.size is None:
-        over = format_size(refused.excess) if refused is not None else "?"
-        raise MemgraphError(f"not even a size of {step} fits: its lowest peak passes the budget by about {over}")
-    report, _ = explorer.plan(found.size)
+    while True:
+        found = largest(explorer.fits, start=start, step=step, most=most)
+        refused = found.refused
+        if found.size is None:
+            over = format_size(refused.excess) if refused is not None else "?"
+            raise MemgraphError(f"not even a size of {step} fits: its lowest peak passes the budget by about {over}")
+        report, _ = explorer.plan(found.size)
+        assert report.budget is not None  # a search asks for one in bytes
+        if report.predicted_peak <= report.budget - report.reserve:
+            break
+        start = found.size  # a tile that it needs was refused when it was verified
     return Longest(found.size, step, report, None if refused is None else refused.excess, found.asked)

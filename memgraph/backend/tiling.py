@@ -66,10 +66,11 @@ class Tiling:
             return self
         found = copy.copy(self)
         found.regions = tuple(self._counted(self.regions))
-        found.refusals = list(self.refusals)
-        known = [group.fixed for group in self.groups]  # 1 for those that could not be tiled
-        groups = zip(found._groups(), known, strict=True)
-        found.groups = [group if fixed is None else dataclasses.replace(group, fixed=fixed) for group, fixed in groups]
+        # What is refused from now on is so for all sizes: the lists are shared.
+        counted = zip(found._groups(), self.groups, strict=True)
+        self.groups[:] = [
+            new if old.fixed is None else dataclasses.replace(new, fixed=old.fixed) for new, old in counted
+        ]
         return found
 
     def _found(self) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
@@ -88,28 +89,45 @@ class Tiling:
         for region in regions:
             yield dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region)))
 
-    def apply(self, shards: Shards) -> tuple[Joint, tuple[Decision, ...], Shards]:
-        """The joint graph with so many shards of each group, the decisions that it realises, the shards that it has.
+    def apply(self, shards: Shards, *, verify: bool = True) -> tuple[Joint, Shards]:
+        """The joint graph with so many shards of each group, and the shards that it has.
 
         The joint graph itself where nothing is tiled.  A region that cannot be tiled after all stays as it is and is
-        refused from then on.
+        refused from then on.  verify: whether the tiles are run on small data; else `verified` does that later.
         """
         while True:
-            tiles = [
-                (self.regions[i], count, group)
-                for group, count in zip(self.groups, shards, strict=True)
-                for i in group.regions
-                if count > 1
-            ]
+            tiles = self._tiles(shards)
             if not tiles:
-                return self.joint, (), shards
+                return self.joint, shards
             plan = TilePlan(tuple((region, count) for region, count, _ in tiles))
             try:
-                made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried)).graphs
+                made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried) if verify else None).graphs
             except (MixesTokens, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
-            return made, tuple(self._decision(region, count, group) for region, count, group in tiles), shards
+            return made, shards
+
+    def decisions(self, shards: Shards) -> tuple[Decision, ...]:
+        """What is decided about each region of a graph that has so many shards of each group."""
+        return tuple(self._decision(region, count, group) for region, count, group in self._tiles(shards))
+
+    def _tiles(self, shards: Shards) -> list[tuple[TokenRegion, int, Group]]:
+        """The regions that run in shards, with how many, and their groups."""
+        groups = zip(self.groups, shards, strict=True)
+        return [(self.regions[i], count, group) for group, count in groups for i in group.regions if count > 1]
+
+    def verified(self, made: Joint, shards: Shards) -> bool:
+        """Whether the tiles of a graph that `apply` has made without verification do what their regions do.
+
+        A region whose tile does not is refused from then on.
+        """
+        plan = TilePlan(tuple((region, count) for region, count, _ in self._tiles(shards)))
+        try:
+            check_tiles(plan, self.tried)(self.joint, made, "tile")
+        except TileError as problem:
+            self._drop(problem, shards)
+            return False
+        return True
 
     def standing(self, timeline: Timeline, shards: Shards) -> Mapping[int, int]:
         """By group, the bytes of its values among those that make a timeline's peak."""

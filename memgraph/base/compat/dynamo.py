@@ -124,6 +124,7 @@ def only_tracing() -> Iterator[None]:
         "suppress_errors": False,
         "recompile_limit": 2**30,
         "accumulated_recompile_limit": 2**30,
+        "run_gc_after_compile": False,  # nothing of a compilation stays
     }
     # Settings and sizes are those of the process: while this lasts, no other thread compiles.
     with compile_lock:
