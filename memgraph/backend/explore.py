@@ -175,13 +175,31 @@ def size_of(arguments: Any, dim: int) -> int | None:
 
 def with_dynamic(arguments: Any, dim: int) -> Any:
     """The arguments with a dimension that Dynamo may take for symbolic, wherever it has the size of `size_of`."""
-    size = size_of(arguments, dim)
 
-    def marked(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() <= dim or leaf.shape[dim] != size:
-            return leaf
+    def marked(leaf: torch.Tensor) -> torch.Tensor:
         twin = leaf.detach().requires_grad_(leaf.requires_grad)  # the mark stays on a tensor: not on the caller's
         torch._dynamo.maybe_mark_dynamic(twin, dim)
         return twin
 
-    return tree_map(marked, arguments)
+    return _changed(arguments, dim, marked)
+
+
+def with_size(arguments: Any, dim: int, size: int) -> Any:
+    """The arguments with another size of a dimension, and no contents, wherever it has the size of `size_of`."""
+
+    def resized(leaf: torch.Tensor) -> torch.Tensor:
+        shape = (*leaf.shape[:dim], size, *leaf.shape[dim + 1 :])
+        return leaf.new_empty(shape).requires_grad_(leaf.requires_grad)
+
+    return _changed(arguments, dim, resized)
+
+
+def _changed(arguments: Any, dim: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The arguments, the tensors among them changed in which a dimension has the size of `size_of`."""
+    size = size_of(arguments, dim)
+
+    def changed(leaf: Any) -> Any:
+        fits = isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == size
+        return change(leaf) if fits else leaf
+
+    return tree_map(changed, arguments)

@@ -7,11 +7,11 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memgraph.backend.capture import Step, Target
-from memgraph.backend.explore import Explorer, explored, size_of
+from memgraph.backend.capture import Target
+from memgraph.backend.explore import Explorer, explored, size_of, with_size
 from memgraph.backend.longest import longest_of
 from memgraph.backend.options import OffloadOptions, Options
-from memgraph.base.errors import GraphError, MemgraphError, OptionsError
+from memgraph.base.errors import MemgraphError, OptionsError
 from memgraph.base.sizes import round_up
 from memgraph.reporting.report import Report
 from memgraph.step.forecast import OptimizerForecast
@@ -19,6 +19,8 @@ from memgraph.step.forecast import OptimizerForecast
 SEQUENCE, BATCH = 1, 0  # dimensions of an argument [batch, sequence]
 # A budget is named in whole steps of this many bytes, and host memory in steps of GIB.
 MIB, GIB = 1 << 20, 1 << 30
+# So many batches are asked about by themselves.
+BATCHES = 2
 # A room that no plan fills.
 ENDLESS = 1 << 60
 
@@ -121,11 +123,21 @@ def fit(
             return found
         return dataclasses.replace(found, nearest=tuple(_near(explorer, found, size, step)))
 
-    found = explored(fn, args, {}, target, ask, SEQUENCE if length is not None else None)
-    if found.verdict is Verdict.NO and batch is not None and batch > 1 and not _step_is_too_large(found):
-        smaller = explored(fn, args, {}, target, lambda explorer: _largest_batch(explorer, batch), BATCH)
-        found = dataclasses.replace(found, nearest=(*smaller, *found.nearest))
+    dim = SEQUENCE if length is not None else None
+    found = explored(fn, args, {}, target, ask, dim)
+    if longest or found.verdict is not Verdict.NO or batch is None or batch == 1 or _step_is_too_large(found):
+        return found
+    # A graph of any batch is not quite that of one batch: what it says is asked once more.
+    guess = explored(fn, args, {}, target, lambda explorer: _largest_batch(explorer, batch), BATCH)
+    for smaller in range(guess, max(0, guess - BATCHES), -1):
+        again = explored(fn, with_size(args, BATCH, smaller), {}, target, lambda explorer: _fits(explorer, length), dim)
+        if again:
+            return dataclasses.replace(found, nearest=(Nearest("batch", smaller), *found.nearest))
     return found
+
+
+def _fits(explorer: Explorer, length: int | None) -> bool:
+    return explorer.fits(length if explorer.symbols else None).fits
 
 
 def _asked(length: int | None) -> int:
@@ -205,14 +217,9 @@ def _with_host(options: Options, room: int) -> Options:
     return options.model_copy(update={"offload": offload.model_copy(update={"host": room})})
 
 
-def _largest_batch(explorer: Explorer, batch: int) -> tuple[Nearest, ...]:
-    """The largest smaller batch that fits; () where there is none, or the graph is one of this batch alone."""
+def _largest_batch(explorer: Explorer, batch: int) -> int:
+    """The largest smaller batch that fits; 0 where there is none, or the graph is one of this batch alone."""
     try:
-        return (Nearest("batch", longest_of(explorer, batch - 1, 1, most=batch - 1).size),)
-    except GraphError:
-        return ()
+        return longest_of(explorer, batch - 1, 1, most=batch - 1).size
     except MemgraphError:
-        return ()
-
-
-__all__ = ["Fit", "Nearest", "Step", "Verdict", "fit"]
+        return 0

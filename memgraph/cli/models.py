@@ -15,7 +15,7 @@ from memgraph.base.errors import MemgraphError, OptionsError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
-# transformers' lists of models by what they are trained for, in the order in which they are looked through.
+# transformers' lists of models by what they are trained for.
 TASKS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION")
 LORA_NEEDS = "--lora needs peft, which is not installed: pip install peft"
 
@@ -112,7 +112,7 @@ def _transformers() -> Any:
 
 
 def _task(config: Any, file: Path) -> tuple[str, str]:
-    """What the model is trained for, and its class: that which the config names, else the first that there is."""
+    """What the model is trained for, and its class: that which the config names, else the usual one of its kind."""
     auto = _transformers().models.auto.modeling_auto
     lists = {task: getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in TASKS}
     found = {task: classes for task, names in lists.items() if (classes := _names(names.get(config.model_type)))}
@@ -120,8 +120,12 @@ def _task(config: Any, file: Path) -> tuple[str, str]:
         for task, classes in found.items():
             if wanted in classes:
                 return task, wanted
-    for task, classes in found.items():
-        return task, classes[0]
+    usual = ("CAUSAL_LM", "MASKED_LM") if getattr(config, "is_decoder", False) else ("MASKED_LM", "CAUSAL_LM")
+    if getattr(config, "is_encoder_decoder", False):
+        usual = ("SEQ_TO_SEQ_CAUSAL_LM",)
+    for task in (*usual, *TASKS):  # an encoder has a head of each kind
+        if task in found:
+            return task, found[task][0]
     raise OptionsError(
         f"{file}: {config.model_type} has no head with a loss that `fit` knows; SCRIPT.py:FUNCTION takes any model"
     )

@@ -258,7 +258,14 @@ def test_cuda_disk_is_measured_both_ways_or_says_why(tmp_path):
 
 @pytest.mark.parametrize(
     "name, gib",
-    [("H100", 79), ("H100 80GB", 79), ("NVIDIA H100 80GB HBM3", 79), ("A100", 39), ("A100 80GB", 79), ("A100-40GB", 39)],
+    [
+        ("H100", 79),
+        ("H100 80GB", 79),
+        ("NVIDIA H100 80GB HBM3", 79),
+        ("A100", 39),
+        ("A100 80GB", 79),
+        ("A100-40GB", 39),
+    ],
 )
 def test_a_name_that_tells_the_memory(name, gib):
     assert hardware.named(name).capacity == gib * 1024**3
