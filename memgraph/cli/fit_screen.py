@@ -36,7 +36,13 @@ def screen(found: Fit, made: Made, options: Mapping[str, Any], *, lora: int | No
             rows.add_row(*row)
     title = f"memgraph fit: {_asked(found, made, lora, dtype)}"
     notes = [Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in (UNMEASURED, *_notes(found, made))]
-    parts = [Text(title, style="bold"), Text(verdict(found), style="bold " + _colour(found)), Text(), rows, Text()]
+    parts: list[RenderableType] = [
+        Text(title, style="bold"),
+        Text(verdict(found), style="bold " + _colour(found)),
+        Text(),
+        rows,
+        Text(),
+    ]
     if found.verdict.value == "planned":
         parts += [Text(f"  options={json.dumps(dict(options))}"), Text()]
     return Group(*parts, *notes)
@@ -114,7 +120,7 @@ def _plan(report: Report) -> Iterator[tuple[str, str, str]]:
     for tier, name in (("host", "host memory"), ("nvme", "the disk")):
         if any(isinstance(d.action, Offload) and d.action.tier == tier for d in decisions):
             yield f"to {name}", format_size(report.bytes_on(tier)), f"the step waits {_seconds(report.stall_time)}"
-    tiles: dict[tuple[str, int], int] = {}
+    tiles: dict[tuple[str, int | None], int] = {}
     for decision in decisions:
         if isinstance(decision.action, Tile):
             kind = decision.module.rpartition(".")[2] or "a region"

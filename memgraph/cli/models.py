@@ -120,9 +120,9 @@ def _task(config: Any, file: Path) -> tuple[str, str]:
         for task, classes in found.items():
             if wanted in classes:
                 return task, wanted
-    usual = ("CAUSAL_LM", "MASKED_LM") if getattr(config, "is_decoder", False) else ("MASKED_LM", "CAUSAL_LM")
+    usual = ["CAUSAL_LM", "MASKED_LM"] if getattr(config, "is_decoder", False) else ["MASKED_LM", "CAUSAL_LM"]
     if getattr(config, "is_encoder_decoder", False):
-        usual = ("SEQ_TO_SEQ_CAUSAL_LM",)
+        usual = ["SEQ_TO_SEQ_CAUSAL_LM"]
     for task in (*usual, *TASKS):  # an encoder has a head of each kind
         if task in found:
             return task, found[task][0]
