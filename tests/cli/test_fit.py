@@ -124,12 +124,12 @@ def test_what_is_nearest_does_fit(script):
 @pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
 def test_host_memory_that_is_nearest_does_fit(tmp_path):
     file = tmp_path / "deep.json"
-    file.write_text(json.dumps(CONFIG | {"num_hidden_layers": 6}))
+    file.write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
     asked = (file, "--gpu", "H100 80GB", "--optimizer", "none", "--sequence", 16384, "--no-tile")
     asked = (*asked, "--attention", "unmasked")  # what a layer saves is 2 MiB
     least = changes(run(*asked, "--budget", "1MiB").output)
     assert "host" not in least  # there is no room but for the weights
-    budget = f"{int(least['budget'].removesuffix('MiB')) - 4}MiB"
+    budget = f"{int(least['budget'].removesuffix('MiB')) - 2}MiB"
     result = run(*asked, "--budget", budget)
     assert result.exit_code == 3, result.output
     room = changes(result.output)["host"]
@@ -138,16 +138,23 @@ def test_host_memory_that_is_nearest_does_fit(tmp_path):
     assert "to host memory" in rows(found.output)
 
 
-def test_the_longest_and_adapters(config):
+def test_the_longest(script):
+    asked = (script, "--dtype", "float32", "--batch", 2, "--step", 32, "--budget", "1MiB")
+    result = on_a_cpu(*asked, "--longest")
+    assert result.exit_code == 0, result.output
+    longest = int(re.search(r"sequence ([\d,]+)", result.output)[1].replace(",", ""))
+    assert longest % 32 == 0
+    for sequence, code in [(longest, 0), (longest + 32, 3)]:
+        assert on_a_cpu(*asked, "--sequence", sequence).exit_code == code
+
+
+def test_adapters(config, tmp_path):
     pytest.importorskip("peft")
-    asked = (config, "--budget", "4MiB", "--step", 64, "--sequence", 256)
-    full = on_a_cpu(*asked, "--longest")
-    assert full.exit_code == 0, full.output
-    lora = on_a_cpu(*asked, "--longest", "--lora", 4)
-    assert lora.exit_code == 0, lora.output
-    longest = [int(re.search(r"sequence ([\d,]+)", r.output)[1].replace(",", "")) for r in (full, lora)]
-    assert all(length % 64 == 0 for length in longest) and longest[0] < longest[1]
-    assert "LoRA 4" in lora.output
+    file = tmp_path / "r.json"
+    result = on_a_cpu(config, "--sequence", 64, "--budget", "1GiB", "--lora", 4, "--json", file)
+    assert result.exit_code == 0 and "LoRA 4" in result.output, result.output
+    report = Report.from_json(file.read_text())
+    assert 0 < report.to_come < report.baseline  # all parameters would have twice the bytes of these
 
 
 def test_a_function_of_a_script(script):
