@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map
 
 from memgraph.backend.budget import bound_of, budget_of
 from memgraph.backend.capture import Step, Target, captured
@@ -178,8 +177,7 @@ def with_dynamic(arguments: Any, dim: int) -> Any:
 
     def marked(leaf: torch.Tensor) -> torch.Tensor:
         twin = leaf.detach().requires_grad_(leaf.requires_grad)  # the mark stays on a tensor: not on the caller's
-        torch._dynamo.maybe_mark_dynamic(twin, dim)
-        return twin
+        return compat.with_symbol(twin, dim)
 
     return _changed(arguments, dim, marked)
 
@@ -202,4 +200,4 @@ def _changed(arguments: Any, dim: int, change: Callable[[torch.Tensor], torch.Te
         fits = isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == size
         return change(leaf) if fits else leaf
 
-    return tree_map(changed, arguments)
+    return compat.tree_map(changed, arguments)

@@ -29,6 +29,7 @@ from memgraph.cli.terminal import (
     parse_value,
     refusals,
     show,
+    write,
 )
 
 CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it holds no examples
@@ -112,36 +113,43 @@ def plan(
             "tile": tile,
             "rules": dict(pair(rule, "rules") for rule in rules) if rules else None,
         }
-        options: dict[str, Any] = {"budget": parse_budget(budget), "reserve": reserve}
-        options |= {key: value for key, value in named.items() if value is not None}
-        for key, text in (pair(text, "option") for text in option or ()):
-            if named.get(key) is not None:
-                raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
-            options[key] = parse_value(text)
+        options = {"budget": parse_budget(budget), "reserve": reserve} | _given(named, option)
         check_outputs(json, plot)
-        from memgraph.backend.dry import plan as plan_step
-        from memgraph.backend.longest import longest as longest_step
-
         told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
         with own_words(target):
-            fn, args = load_step(target)
-            if longest:
-                found = longest_step(fn, *args, dim=dim, step=step, **told)
-                report = found.report
-                console.print(str(found), markup=False, soft_wrap=True)
-            else:
-                report = plan_step(fn, *args, **told)
+            report = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
     if console.is_terminal:
         console.print(report)
     else:
         typer.echo(str(report))
-    try:
-        if json:
-            json.write_text(report.to_json())
-        if plot:
-            report.plot(plot)
-    except (OSError, ValueError) as problem:
-        raise fail(f"the report could not be written: {problem}") from problem
+    write(report, json, plot)
+
+
+def _plan(target: str, told: dict[str, Any]) -> Any:
+    from memgraph.backend.dry import plan as plan_step
+
+    fn, args = load_step(target)
+    return plan_step(fn, *args, **told)
+
+
+def _longest(target: str, told: dict[str, Any]) -> Any:
+    """The plan of the longest, after a line that says how long it is."""
+    from memgraph.backend.longest import longest as longest_step
+
+    fn, args = load_step(target)
+    found = longest_step(fn, *args, **told)
+    console.print(str(found), markup=False, soft_wrap=True)
+    return found.report
+
+
+def _given(named: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
+    """The options that were given, by their own names and as KEY=VALUE.  Raises OptionsError for one given twice."""
+    options = {key: value for key, value in named.items() if value is not None}
+    for key, text in (pair(text, "option") for text in option or ()):
+        if named.get(key) is not None:
+            raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
+        options[key] = parse_value(text)
+    return options
 
 
 @app.command()

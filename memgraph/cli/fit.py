@@ -14,7 +14,7 @@ from rich.console import Console
 from memgraph.base.errors import OptionsError
 from memgraph.base.sizes import parse_size
 from memgraph.cli.target import load_step, own_words
-from memgraph.cli.terminal import check_outputs, console, parse_budget, parse_value, refusals
+from memgraph.cli.terminal import check_outputs, console, parse_budget, parse_value, refusals, write
 
 WIDTH = 100  # columns of the answer where no terminal says how wide it is
 # A folder for the scratch file that --disk speaks of by its size alone: planning does not look at it.
@@ -83,8 +83,7 @@ def fit(
     shown = screen(found, made, told, lora=lora, dtype=str(weights).removeprefix("torch."))
     width = console.width if console.is_terminal else max(WIDTH, console.width)
     Console(highlight=False, width=width).print(shown)
-    if json:
-        json.write_text(found.report.to_json())
+    write(found.report, json, None)
     if found.verdict.value == "no":
         raise typer.Exit(3)
 

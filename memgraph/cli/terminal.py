@@ -81,3 +81,14 @@ def check_outputs(json: Path | None, plot: Path | None) -> None:
         kinds = FigureCanvasBase.get_supported_filetypes()
         if plot.suffix[1:].lower() not in kinds:
             raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
+
+
+def write(report: Any, json: Path | None, plot: Path | None) -> None:
+    """Write a report where it is asked for.  Raises typer.Exit where that fails."""
+    try:
+        if json:
+            json.write_text(report.to_json())
+        if plot:
+            report.plot(plot)
+    except (OSError, ValueError) as problem:
+        raise fail(f"the report could not be written: {problem}") from problem

@@ -35,6 +35,7 @@ NAMES = {
     "torch._dynamo.config": "dry runs trace anew",
     "torch._dynamo.convert_frame.compile_lock": "dry runs keep other threads' sizes",
     "torch._dynamo.exc.ShortenTraceback": "errors reach the user as they are",
+    "torch._dynamo.maybe_mark_dynamic": "a step is captured for any size",
     "torch._dynamo.pgo": "dry runs leave no sizes behind",
     "torch._dynamo.utils.preserve_rng_state": "compiling in the middle of a step draws nothing",
     "torch._functorch.compile_utils.raise_getitems": "the split's order",

@@ -21,6 +21,7 @@ from memgraph.base.compat.dynamo import (
     rehome,
     through_dynamo,
     uncompiled,
+    with_symbol,
 )
 from memgraph.base.compat.fake import (
     fake_evaluation,
@@ -196,6 +197,7 @@ __all__ = [
     "traces_cuda",
     "triton_kernel",
     "uncompiled",
+    "with_symbol",
     "wrapped",
     "write_to_memory",
 ]

@@ -137,6 +137,14 @@ def only_tracing() -> Iterator[None]:
             pgo._CODE_STATE = sizes
 
 
+def with_symbol(tensor: Any, dim: int) -> Any:
+    """The tensor, marked: Dynamo takes the size of a dimension for a symbol, where the function does not forbid it."""
+    import torch._dynamo
+
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    return tensor
+
+
 def uncompiled(fn: Any) -> Any:
     """The function or module that `torch.compile` was given; `fn` itself where it has not been compiled."""
     while True:
