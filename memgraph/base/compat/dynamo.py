@@ -139,9 +139,9 @@ def only_tracing() -> Iterator[None]:
 
 def with_symbol(tensor: Any, dim: int) -> Any:
     """The tensor, marked: Dynamo takes the size of a dimension for a symbol, where the function does not forbid it."""
-    import torch._dynamo
+    from torch._dynamo import maybe_mark_dynamic
 
-    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    maybe_mark_dynamic(tensor, dim)
     return tensor
 
 
