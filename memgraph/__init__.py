@@ -38,6 +38,7 @@ from memgraph.step.run import measure_peak, step_report
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan
+    from memgraph.backend.longest import longest
     from memgraph.runtime import statistics
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Report",
     "StepReport",
     "VerifyError",
+    "longest",
     "measure_peak",
     "plan",
     "report",
@@ -65,6 +67,10 @@ def __getattr__(name: str) -> Any:
         from memgraph.backend.dry import plan
 
         return plan
+    if name == "longest":
+        from memgraph.backend.longest import longest
+
+        return longest
     if name == "statistics":  # it registers the operators of the runtime
         from memgraph.runtime import statistics
 

@@ -21,6 +21,7 @@ from memgraph.base.compat.dynamo import (
     rehome,
     through_dynamo,
     uncompiled,
+    with_symbol,
 )
 from memgraph.base.compat.fake import (
     fake_evaluation,
@@ -56,6 +57,7 @@ from memgraph.base.compat.operators import (
 from memgraph.base.compat.optimizers import (
     bare_step,
     foreach_by_default,
+    foreach_on,
     hooks_all_steps,
     operator_mode,
     stepping_on_fakes,
@@ -136,6 +138,7 @@ __all__ = [
     "falls_back",
     "first_users_output",
     "foreach_by_default",
+    "foreach_on",
     "gathered",
     "graph_break_reason",
     "graph_text",
@@ -194,6 +197,7 @@ __all__ = [
     "traces_cuda",
     "triton_kernel",
     "uncompiled",
+    "with_symbol",
     "wrapped",
     "write_to_memory",
 ]
