@@ -34,6 +34,7 @@ CUDA_VENV  := .venv-cuda
 CARD       ?= H100
 
 ZOO    := $(VENV)/.zoo
+TRL    := $(VENV)/.trl
 VISION := $(VENV)/torchvision
 LAID   := build/installed
 
@@ -61,7 +62,7 @@ test-simulated: $(CUDA_DONE)
 		-m pytest -q -n $(WORKERS) --dist loadfile --durations=20 tests/simulated
 
 # Every script of examples/ against eager training.
-examples: $(DONE)
+examples: $(DONE) $(TRL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/integrations/test_examples.py
 
 lint: $(DONE)
@@ -113,6 +114,10 @@ $(ZOO): $(DONE)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VISION) \
 		"torchvision==0.$$($(BIN)/python -c 'import torch; print(int(torch.__version__.split(".")[1]) + 15)').*"
 	touch $@
+
+$(TRL): $(DONE)
+	$(BIN)/python -m pip install --quiet -e ".[dev,trl]" "$(TORCH)"
+	touch $@
 else
 # --system-site-packages sees the base interpreter's packages only; the .pth file adds those of a PYTHON that is
 # itself a venv. Without a pip of its own, the venv uses PYTHON's, and PYTHON's setuptools (77 or newer) with it.
@@ -123,6 +128,6 @@ $(DONE): pyproject.toml
 	$(BIN)/python -m pip install --quiet -e . --no-deps --no-build-isolation
 	echo "$(PYTHON) $(TORCH)" > $@
 
-$(ZOO): $(DONE)
+$(ZOO) $(TRL): $(DONE)
 	touch $@
 endif

@@ -3,15 +3,22 @@
     python -m benchmarks.launch_cost
 
 The same tiny step, forward and backward, with its graph called as Inductor has it, and through memgraph: once the
-levels are known and nothing is recorded, and while it is. Many repetitions, a step at a time in turn.
+levels are known and nothing is recorded, and while it is. Many repetitions, a step at a time in turn. Then what two
+ranks take to agree upon a launch, which they do for each launch of a graph with collectives.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 STEPS = 2000
@@ -65,6 +72,42 @@ def main() -> None:
         middle = found[STEPS // 2]
         more = middle - alone[STEPS // 2]
         print(f"{name:18} {1e6 * middle:8.1f} us a step (median), {1e6 * found[0]:8.1f} at best; {1e6 * more:+.1f}")
+    print(f"agreement of two ranks {1e6 * agreement():.1f} us a launch (median)")
+
+
+def agreement() -> float:
+    """Seconds that a launch takes to be agreed upon by two processes on this machine, through a TCP store."""
+    start = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        port, answer = str(Path(folder) / "port"), start.Queue()
+        ranks = [start.Process(target=agree, args=(rank, port, answer)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        median = answer.get()
+        for rank in ranks:
+            rank.join()
+    return median
+
+
+def agree(rank: int, port: str, answer: Any) -> None:
+    """One of the two ranks.  port: the file by which the first one tells the other its store's port."""
+    from memgraph.step.ranks import Ranks, tightest
+
+    limit, told = timedelta(seconds=60), dist.FileStore(port, 2)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=limit, wait_for_workers=False)
+        told.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(told.get("port")), 2, is_master=False, timeout=limit)
+    ranks, times = Ranks(store, (0, 1), rank), []
+    for level in range(STEPS):
+        start = time.perf_counter()
+        ranks.agree("a launch", [level, 0, [], 0], tightest)
+        times.append(time.perf_counter() - start)
+    if rank == 1:
+        answer.put(sorted(times)[STEPS // 2])
+        store.set("done", "")
+    store.wait(["done"], limit)  # the store goes with the first rank
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _refused(results: dict[str, Result]) -> list[str]:
     reasons = collections.defaultdict(list)
     for name, result in results.items():
         given = {reason for row in result["rows"] for reason in [*row.get("refusals", ()), *row.get("why", ())]}
-        for reason in sorted({_told(reason) for reason in given}):
+        for reason in sorted(given):
             reasons[reason].append(name)
         graphs = max((row.get("graphs", 1) for row in result["rows"]), default=1)
         if graphs > 1:
@@ -150,12 +150,6 @@ def _wider(results: dict[str, Result]) -> str:
         if result.get("why")
     ]
     return "\n" + "\n".join(lines) if lines else ""
-
-
-def _told(reason: str) -> str:
-    """An error gives a lever and its reason with a blank between them, a report with a colon."""
-    lever, _, rest = reason.partition(" ")
-    return f"{lever.rstrip(':')}: {rest}"
 
 
 def _machines(results: Iterable[Result]) -> list[str]:

@@ -39,6 +39,7 @@ from memgraph.step.run import measure_peak, step_report
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan
+    from memgraph.backend.longest import longest
     from memgraph.runtime import statistics
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Report",
     "StepReport",
     "VerifyError",
+    "longest",
     "measure_peak",
     "plan",
     "report",
@@ -66,6 +68,10 @@ def __getattr__(name: str) -> Any:
         from memgraph.backend.dry import plan
 
         return plan
+    if name == "longest":
+        from memgraph.backend.longest import longest
+
+        return longest
     if name == "statistics":  # it registers the operators of the runtime
         from memgraph.runtime import statistics
 

@@ -253,7 +253,7 @@ class Attempts:
             truth,
             key=key,
             graph=job.name,
-            device=str(job.device),
+            device=job.device,
             baseline=job.baseline,
             to_come=job.entry.to_come,
             budget=job.budget if limit is None else job.outside + wanted.reserve + limit,

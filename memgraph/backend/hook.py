@@ -54,6 +54,11 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         self.planned.append(planned)
         return forward, backward
 
+    @property
+    def called(self) -> bool:
+        """Whether Inductor has handed over a joint graph."""
+        return bool(self.planned)
+
     def uuid(self) -> str:
         """A hash of everything that decides about the plan besides the graph."""
         parts = (

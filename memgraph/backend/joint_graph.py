@@ -10,18 +10,19 @@ from torch import fx
 
 from memgraph import passes
 from memgraph.backend.budget import Bound
+from memgraph.backend.cuts import Cut, Cuts
 from memgraph.backend.destinations import settings
 from memgraph.backend.options import Options
-from memgraph.backend.rewriting import check_joint, check_split, rewrite
-from memgraph.backend.rules import apply_rules, protect, send_away
+from memgraph.backend.rewriting import check_split, rewrite
+from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
 from memgraph.base.errors import Binding
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
-from memgraph.passes.graphs import Joint, Split, TilePlan
+from memgraph.passes.graphs import Split
 from memgraph.planner.candidates import Candidate
-from memgraph.planner.decisions import Decision, Plan, Refusal, Timeline
+from memgraph.planner.decisions import Plan, Refusal, Timeline
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
 from memgraph.planner.offload import Tiers
 from memgraph.planner.prices import price_fusion
@@ -29,7 +30,6 @@ from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, next_shards, starting_shards
 from memgraph.step.variants import Envelope, Offer
-from memgraph.verify.rewrite import snapshot
 
 # A planned backward came out up to 2 % larger than its sweep, after docs/decisions/0004; planning for less at once is
 # cheaper than compiling twice.
@@ -87,15 +87,9 @@ class Planned:
 class _Variant:
     """A joint graph with some regions tiled, and what is known of it."""
 
-    joint: Joint
-    before: fx.GraphModule | None
-    """The same joint graph before Inductor's partitioner rewrote it, to verify against; None without verification."""
-    split: Split
-    """Inductor's own partition."""
+    cut: Cut
     facts: JointFacts
     planner: Planner
-    tiles: tuple[Decision, ...]
-    shards: Shards
 
     @property
     def seconds(self) -> float:
@@ -105,7 +99,7 @@ class _Variant:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Choice:
+class Choice:
     """The best candidate of a variant: the fastest one that fits, or the one with the lowest peak."""
 
     variant: _Variant
@@ -119,50 +113,44 @@ class _Choice:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Planning:
-    """How one joint graph is planned."""
+class Planning:
+    """How one joint graph is planned, for one bound and one set of sizes."""
 
-    joint_inputs: Any
+    cuts: Cuts
+    tiling: Tiling
     options: Options
     hardware: Hardware
     bound: Bound
     tiers: Tiers
-    stock_args: dict[str, Any]
-    """What Inductor hands to a partitioner besides the graph and its inputs."""
-    dropped: tuple[int, ...]
+    dropped: tuple[int, ...] = ()
     """Positions of the forward's outputs that the user drops before the backward begins."""
+    known: dict[Shards, Planner] = dataclasses.field(default_factory=dict)
+    """Planners of this graph with these sizes, without tiers, that earlier questions have made."""
 
-    def variant(self, joint: Joint, tiles: tuple[Decision, ...], shards: Shards) -> _Variant:
-        """Facts of a joint graph, which is rewritten in place as Inductor's own partitioner does."""
-        options, gm = self.options, joint.module
-        before = snapshot(gm) if options.verify else None
-        pins = protect(gm) | apply_rules(gm, options.rules, options.repeatable)
-        forward, backward = compat.stock_partition(gm, self.joint_inputs, **self.stock_args)
+    def variant(self, cut: Cut) -> _Variant:
+        """What is known of the graph so cut."""
+        if cut.shards not in self.known:
+            self.known[cut.shards] = self._planner(cut)
+        planner = self.known[cut.shards]
+        return _Variant(cut, planner.facts, planner.sending(self.tiers))
+
+    def _planner(self, cut: Cut) -> Planner:
+        options, joint = self.options, cut.split.joint
         facts = read_joint(
-            gm,
-            forward,
-            backward,
+            joint.module,
+            cut.split.forward,
+            cut.split.backward,
             num_fwd_outputs=joint.num_fwd_outputs,
             hardware=self.hardware,
-            pins=pins,
+            pins=cut.pins,
             granularity=512 if self.hardware.device == "cuda" else 1,
             retained=options.retain_graph,
             repeatable=options.repeatable,
             dropped=self.dropped,
         )
         facts = send_away(price_fusion(facts, self.hardware), options.rules)
-        planner = Planner(
-            facts,
-            copies=options.recompute is None or options.recompute.copies,
-            recompute=options.recompute is not None,
-            offload=self.tiers,
-        )
-        return _Variant(joint, before, Split(joint, forward, backward), facts, planner, tiles, shards)
-
-    def tiled(self, tiling: Tiling, shards: Shards) -> _Variant:
-        """The variant with so many shards of each group of regions."""
-        joint, tiles, shards = tiling.apply(shards)
-        return self.variant(copied(joint) if joint is tiling.joint else joint, tiles, shards)
+        copies = options.recompute is None or options.recompute.copies
+        return Planner(facts, copies=copies, recompute=options.recompute is not None)
 
     def fitting(self, variant: _Variant, wanted: int | None) -> Candidate | None:
         """The fastest candidate of a variant under the bound; None where there is none, or none is asked for."""
@@ -172,7 +160,7 @@ class _Planning:
             return self.among_others(variant)
         limit = None if wanted is None else wanted - self.bound.margin
         unplanned = variant.planner.unplanned()
-        known = self.bound.unplanned if unplanned.stock and not variant.tiles else None
+        known = self.bound.unplanned if unplanned.stock and not variant.cut.tiled else None
         if limit is None or (unplanned.peak if known is None else known) <= limit:
             return unplanned
         return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
@@ -186,31 +174,32 @@ class _Planning:
             return planner.lightest(self.bound.others)
         return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
-    def choose(self, tiling: Tiling, plain: _Variant, wanted: int | None) -> _Choice:
+    def choose(self, plain: _Variant, wanted: int | None) -> Choice:
         """The fastest plan that fits, with tiles or without; else the one with the lowest peak."""
-        choices: list[_Choice] = []
-        shards: Shards | None = starting_shards(tiling.groups)
+        choices: list[Choice] = []
+        shards: Shards | None = starting_shards(self.tiling.groups)
         while shards is not None and len(choices) < TILINGS:
             untiled = not choices and all(count == 1 for count in shards)
-            variant = plain if untiled else self.tiled(tiling, shards)
+            variant = plain if untiled else self.variant(self.cuts.of(shards))
             found = self.fitting(variant, wanted)
-            choices.append(_Choice(variant, found or variant.planner.smallest(), fits=found is not None))
-            shards = self.more_shards(tiling, choices[-1], wanted)
+            choices.append(Choice(variant, found or variant.planner.smallest(), fits=found is not None))
+            shards = self.more_shards(choices[-1], wanted)
         fitting = [choice for choice in choices if choice.fits]
         if fitting:
             return min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak))
         return min(choices, key=lambda choice: choice.candidate.peak)
 
-    def more_shards(self, tiling: Tiling, choice: _Choice, wanted: int | None) -> Shards | None:
+    def more_shards(self, choice: Choice, wanted: int | None) -> Shards | None:
         """The shards to try next; None where no more are needed, or there are none."""
+        tiling = self.tiling
         free_of_charge = choice.fits and choice.candidate.seconds <= 0
         if wanted is None or free_of_charge or not tiling.groups:
             return None
         variant = choice.variant
         # A candidate that fits and costs time: what stands at the peak of the fastest one made it necessary.
         blocked = variant.planner.unplanned() if choice.fits else choice.candidate
-        standing = tiling.standing(timeline(variant.facts, blocked), variant.shards)
-        return next_shards(tiling.groups, variant.shards, standing, blocked.peak, wanted - self.bound.margin)
+        standing = tiling.standing(timeline(variant.facts, blocked), variant.cut.shards)
+        return next_shards(tiling.groups, variant.cut.shards, standing, blocked.peak, wanted - self.bound.margin)
 
     def offers(self, variant: _Variant, chosen: Candidate) -> tuple[Offer, ...]:
         """The other plans that the graph could have, for a choice together with other graphs."""
@@ -220,23 +209,37 @@ class _Planning:
             if c != chosen
         )
 
-    def realise(self, choice: _Choice) -> tuple[Split, Plan]:
+    def outcome(self) -> tuple[Split, Planned]:
+        """The two graphs of the best choice, and what was planned.  Raises VerifyError where a rewrite is not legal."""
+        plain, wanted, choice = self.chosen()
+        while not self.cuts.holds(choice.variant.cut):
+            choice = self.choose(plain, wanted)
+        split, plan = self.realise(choice)
+        return split, self.planned(choice, plan, plain, wanted)
+
+    def chosen(self) -> tuple[_Variant, int | None, Choice]:
+        """The graph without tiles, the bytes above the baseline that are wanted, and the best choice."""
+        plain = self.variant(self.cuts.plain)
+        wanted = self.bound.above_baseline(plain.planner.stock.peak)
+        return plain, wanted, self.choose(plain, wanted)
+
+    def realise(self, choice: Choice) -> tuple[Split, Plan]:
         """The two graphs of a choice, and its plan.  Raises VerifyError where a rewrite is not legal."""
         variant = choice.variant
-        plan = make_plan(variant.facts, choice.candidate, variant.planner.stock, variant.tiles)
-        check = None if variant.before is None else check_split(variant.before, self.options.repeatable)
-        split = variant.split
+        plan = make_plan(
+            variant.facts, choice.candidate, variant.planner.stock, self.tiling.decisions(variant.cut.shards)
+        )
+        check = None if variant.cut.before is None else check_split(variant.cut.before, self.options.repeatable)
+        split = variant.cut.split
         if plan.stock and check is not None:
             check(split, split, "Inductor's partition")
         if plan.transfers:
-            graph = hashlib.sha256(variant.joint.module.code.encode()).hexdigest()[:16]
+            graph = hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
             split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph=graph))
         return rewrite(split, passes.SPLIT, plan, check).graphs, plan
 
-    def planned(
-        self, choice: _Choice, plan: Plan, plain: _Variant, wanted: int | None, refused: tuple[Refusal, ...]
-    ) -> Planned:
-        """What the report needs to know.  refused: tiles."""
+    def planned(self, choice: Choice, plan: Plan, plain: _Variant, wanted: int | None) -> Planned:
+        """What the report needs to know."""
         variant, chosen = choice.variant, choice.candidate
         missed = wanted is not None and chosen.peak > wanted - self.bound.margin
         full = full_tiers(variant.planner, chosen, missed)
@@ -244,7 +247,7 @@ class _Planning:
             *refusals(variant.facts, plan, self.options.rules, self.options.repeatable),
             *(full_refusal(tier, need) for tier, need in full),
             *offload_refusals(variant.planner, chosen, self.tiers),
-            *refused,
+            *self.tiling.refusals,
         )
         return Planned(
             plan=plan,
@@ -253,7 +256,7 @@ class _Planning:
             stock=variant.planner.stock,
             bound=wanted,
             refusals=refused,
-            num_fwd_outputs=variant.joint.num_fwd_outputs,
+            num_fwd_outputs=variant.cut.split.joint.num_fwd_outputs,
             dropped=self.dropped,
             unplanned=timeline(plain.facts, plain.planner.stock),
             unplanned_seconds=plain.seconds,
@@ -271,11 +274,6 @@ def _dropped(bound: Bound, num_fwd_outputs: int) -> tuple[int, ...]:
     return tuple(first + position for position in bound.dropped)
 
 
-def copied(joint: Joint) -> Joint:
-    """A joint graph that may be rewritten in place."""
-    return dataclasses.replace(joint, module=snapshot(joint.module))
-
-
 def plan_partition(
     joint: fx.GraphModule,
     joint_inputs: Any,
@@ -289,17 +287,8 @@ def plan_partition(
 
     joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
     """
-    static_inputs = tuple(stock_args.get("static_lifetime_input_indices") or ())
-    given = Joint(joint, stock_args["num_fwd_outputs"], static_inputs)
-    # What needs no plan of its own: nothing is tiled yet.
-    given = rewrite(given, passes.JOINT, TilePlan(), check_joint if options.verify else None).graphs
-    dropped = _dropped(bound, given.num_fwd_outputs)
-    planning = _Planning(joint_inputs, options, hardware, bound, tiers, stock_args, dropped)
-    tiling = Tiling(given, options, hardware.device)
-    # Each variant has a copy of its own: the graphs with tiles are made of the joint graph as it came.
-    plain = planning.variant(copied(given) if tiling.groups else given, (), (1,) * len(tiling.groups))
-    wanted = bound.above_baseline(plain.planner.stock.peak)
-    choice = planning.choose(tiling, plain, wanted)
-    split, plan = planning.realise(choice)
-    planned = planning.planned(choice, plan, plain, wanted, tuple(tiling.refusals))
+    cuts = Cuts.of_joint(joint, joint_inputs, options, hardware.device, stock_args)
+    dropped = _dropped(bound, cuts.joint.num_fwd_outputs)
+    planning = Planning(cuts, cuts.tiling, options, hardware, bound, tiers, dropped)
+    split, planned = planning.outcome()
     return split.forward, split.backward, planned

@@ -12,6 +12,7 @@ from typing import Any
 
 from memgraph.backend.alike import ranks_of
 from memgraph.backend.attempts import Attempts
+from memgraph.backend.budget import held_back
 from memgraph.backend.inductor import Job
 from memgraph.backend.progress import Progress
 from memgraph.backend.training import Purpose
@@ -94,7 +95,7 @@ class Launching:
             self.job, gm=self.known.graph, inputs=self.known.inputs, progress=Progress(self.job.options.progress)
         )
         self.sizes.append(entry.sizes)
-        reserve, alike = self.job.options.held_back, self.ranks is not None
+        reserve, alike = held_back(self.job.options, self.job.device), self.ranks is not None
         self.graph = StepGraph(
             first,
             self.budget - reserve,

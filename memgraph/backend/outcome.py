@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from memgraph.backend.budget import held_back
 from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
@@ -24,6 +25,7 @@ def build_report(
     options: Options,
     truth: Timeline | None,
     *,
+    device: torch.device,
     baseline: int,
     budget: int | None,
     to_come: int = 0,
@@ -33,10 +35,10 @@ def build_report(
 ) -> Report:
     """The report of one planned graph.
 
-    truth: allocations that were read from Inductor's wrappers, or None where only the sweep is known.  budget: bytes;
-    None where there is none, or where it is a share that only the plan has in bytes.  to_come: bytes that the run
-    allocates later and keeps.  unplanned: allocations of plain
-    Inductor, where it lowered the graph.  known: the fields of the report that are not in the plan.
+    truth: allocations that were read from Inductor's wrappers, or None where only the sweep is known.  device: whose
+    memory is bounded.  budget: bytes; None where there is none, or where it is a share that only the plan has in bytes.
+    to_come: bytes that the run allocates later and keeps.  unplanned: allocations of plain Inductor, where it lowered
+    the graph.  known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
     if unplanned is None and planned.plain:
@@ -44,11 +46,12 @@ def build_report(
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else unplanned
     if planned.bound is not None and budget is None:
-        budget = baseline + to_come + options.held_back + planned.bound
+        budget = baseline + to_come + held_back(options, device) + planned.bound
     return Report(
         requested=str(options.budget),
+        device=str(device),
         budget=budget,
-        reserve=options.held_back,
+        reserve=held_back(options, device),
         baseline=baseline,
         to_come=to_come,
         unplanned_peak=baseline + to_come + unplanned.peak,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
@@ -45,6 +46,7 @@ class Tiling:
 
     def __init__(self, joint: Joint, options: Options, device: str) -> None:
         self.joint, self.options = joint, options
+        self.device = device
         self.rules = tuple(rule for rule in options.rules if isinstance(rule.action, Tile))
         self.regions: tuple[TokenRegion, ...] = ()
         refused: tuple[RefusedRegion, ...] = ()
@@ -55,8 +57,21 @@ class Tiling:
         if options.tile is not None or self.rules:
             self.symbols = names_of_symbols(joint.module)
             self.regions, refused = self._found()
-        self.groups = self._groups(device)  # of equal regions, with who asks for how many shards
+        self.groups = self._groups()  # of equal regions, with who asks for how many shards
         self._refuse(refused)
+
+    def counted(self) -> Tiling:
+        """The same regions, whose tokens are counted with the sizes that graphs are read with now."""
+        if not self.symbols:
+            return self
+        found = copy.copy(self)
+        found.regions = tuple(self._counted(self.regions))
+        # What is refused from now on is so for all sizes: the lists are shared.
+        counted = zip(found._groups(), self.groups, strict=True)
+        self.groups[:] = [
+            new if old.fixed is None else dataclasses.replace(new, fixed=old.fixed) for new, old in counted
+        ]
+        return found
 
     def _found(self) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
         """The regions, and what was refused. Symbolic tokens are counted with the sizes of the launch."""
@@ -66,32 +81,53 @@ class Tiling:
         if not self.symbols:
             return find_regions(module, weights)
         regions, refused = find_regions(with_plain_sizes(module, generic(self.symbols)), weights)
-        nodes = {node.name: node for node in module.graph.nodes}
-        counted = (dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region))) for region in regions)
-        return tuple(counted), refused
+        return tuple(self._counted(regions)), refused
 
-    def apply(self, shards: Shards) -> tuple[Joint, tuple[Decision, ...], Shards]:
-        """The joint graph with so many shards of each group, the decisions that it realises, the shards that it has.
+    def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
+        """Regions with the tokens that they have with the sizes that graphs are read with now."""
+        nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        for region in regions:
+            yield dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region)))
+
+    def apply(self, shards: Shards, *, verify: bool = True) -> tuple[Joint, Shards]:
+        """The joint graph with so many shards of each group, and the shards that it has.
 
         The joint graph itself where nothing is tiled.  A region that cannot be tiled after all stays as it is and is
-        refused from then on.
+        refused from then on.  verify: whether the tiles are run on small data; else `verified` does that later.
         """
         while True:
-            tiles = [
-                (self.regions[i], count, group)
-                for group, count in zip(self.groups, shards, strict=True)
-                for i in group.regions
-                if count > 1
-            ]
+            tiles = self._tiles(shards)
             if not tiles:
-                return self.joint, (), shards
+                return self.joint, shards
             plan = TilePlan(tuple((region, count) for region, count, _ in tiles))
             try:
-                made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried)).graphs
+                made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried) if verify else None).graphs
             except (MixesTokens, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
-            return made, tuple(self._decision(region, count, group) for region, count, group in tiles), shards
+            return made, shards
+
+    def decisions(self, shards: Shards) -> tuple[Decision, ...]:
+        """What is decided about each region of a graph that has so many shards of each group."""
+        return tuple(self._decision(region, count, group) for region, count, group in self._tiles(shards))
+
+    def _tiles(self, shards: Shards) -> list[tuple[TokenRegion, int, Group]]:
+        """The regions that run in shards, with how many, and their groups."""
+        groups = zip(self.groups, shards, strict=True)
+        return [(self.regions[i], count, group) for group, count in groups for i in group.regions if count > 1]
+
+    def verified(self, made: Joint, shards: Shards) -> bool:
+        """Whether the tiles of a graph that `apply` has made without verification do what their regions do.
+
+        A region whose tile does not is refused from then on.
+        """
+        plan = TilePlan(tuple((region, count) for region, count, _ in self._tiles(shards)))
+        try:
+            check_tiles(plan, self.tried)(self.joint, made, "tile")
+        except TileError as problem:
+            self._drop(problem, shards)
+            return False
+        return True
 
     def standing(self, timeline: Timeline, shards: Shards) -> Mapping[int, int]:
         """By group, the bytes of its values among those that make a timeline's peak."""
@@ -108,7 +144,7 @@ class Tiling:
                 found[n] = found.get(n, 0) + event.bytes
         return found
 
-    def _groups(self, device: str) -> list[Group]:
+    def _groups(self) -> list[Group]:
         alike: dict[tuple, list[int]] = {}
         for i, region in enumerate(self.regions):
             request = self._request(region)
@@ -123,7 +159,7 @@ class Tiling:
                     self.regions[members[0]].module,
                     tokens,
                     tuple(members),
-                    most=min(self._most(members[0]), most_shards(tokens, device)),
+                    most=min(self._most(members[0]), most_shards(tokens, self.device)),
                     fixed=None if request.shards is None else min(request.shards, self._most(members[0])),
                     origin=request.origin,
                 )

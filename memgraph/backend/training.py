@@ -9,7 +9,7 @@ from typing import Any
 
 from memgraph.backend.alike import Means
 from memgraph.backend.before_autograd import before_autograd
-from memgraph.backend.budget import Bound, bound_of, budget_on
+from memgraph.backend.budget import Bound, bound_of, budget_on, held_back
 from memgraph.backend.destinations import for_launches, tiers
 from memgraph.backend.inductor import Job, key_of
 from memgraph.backend.options import Options
@@ -99,14 +99,14 @@ class TrainingJob(Job):
         Rounded, so that a run that was resumed finds the plans of the run before: a few bytes more or less are another
         name in the caches.
         """
-        purpose, reserve = self.purpose, self.options.held_back
+        purpose, reserve = self.purpose, held_back(self.options, self.device)
         sizes = tuple(sorted((str(symbol), size) for symbol, size in (self.sizes or {}).items()))
         if purpose.offer is not None:
             return Bound(reserve=reserve, offer=(purpose.offer.peak, purpose.offer.carried), sizes=sizes)
         if self.budget is None:
-            return bound_of(self.options, None, self.outside)
+            return bound_of(self.options, None, self.outside, self.device)
         step = max(1, self.budget // LEVELS)
-        bound = bound_of(self.options, self.budget, -(-self.outside // step) * step)
+        bound = bound_of(self.options, self.budget, -(-self.outside // step) * step, self.device)
         ample = self.budget // AMPLE if purpose.tightest else 0
         others = OTHERS if purpose.tightest else 0
         bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers, sizes=sizes)
@@ -121,7 +121,7 @@ class TrainingJob(Job):
         others see to it."""
         if self.budget is None or self.purpose.offer is not None:
             return None
-        return self.budget - self.outside - self.options.held_back
+        return self.budget - self.outside - held_back(self.options, self.device)
 
     def key(self, bound: Bound | None, options: Options) -> str:
         """The name of this graph under a configuration, for the plan store."""

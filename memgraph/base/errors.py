@@ -180,7 +180,8 @@ class BudgetError(MemgraphError, RuntimeError):
         asked = "the budget" if self.budget is None else f"the budget of {_exact(self.budget)}"
         why = ""
         if self.budget is not None and self.reserve >= self.budget:
-            why = f": {_exact(self.reserve)} are held back by option 'reserve' (and 'offload.window') alone"
+            by = "options 'reserve' and 'offload.window', and a little on the CPU"
+            why = f": {_exact(self.reserve)} are held back alone ({by})"
         elif self.budget is not None and self.baseline is not None and self._outside_the_step() >= self.budget:
             why = ": so much is allocated or held back before the step starts"
         about = "about " if self.estimated else "at least " if self.unfinished else ""

@@ -1,13 +1,11 @@
-"""`memgraph demo | plan | calibrate | doctor | bench`: what a user does at a terminal.
+"""`memgraph fit | plan | demo | calibrate | doctor | bench`: what a user does at a terminal.
 
-Exit codes: 0 done; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached.
+Exit codes: 0 done, or it fits; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached,
+or it does not fit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json as json_module  # `json` is a parameter's name
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +16,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from memgraph.base.errors import BudgetError, MemgraphError, OptionsError
+from memgraph.base.errors import OptionsError
+from memgraph.cli.fit import FIT_HELP, fit
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
+from memgraph.cli.terminal import (
+    check_outputs,
+    console,
+    fail,
+    pair,
+    parse_budget,
+    parse_offload,
+    parse_value,
+    refusals,
+    show,
+    write,
+)
 
 CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it holds no examples
 
@@ -27,29 +38,7 @@ CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it 
 app = typer.Typer(
     help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-console = Console(highlight=False)
-WIDE = 1000  # columns that no table needs
-
-
-def show(table: Any) -> None:
-    """Print a table: fitted to a terminal, and at its full width anywhere else."""
-    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
-
-
-@contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """Show a refusal of memgraph as a message and an exit code, without a traceback."""
-    try:
-        yield
-    except MemgraphError as error:
-        code = 3 if isinstance(error, BudgetError) else 2 if isinstance(error, OptionsError) else 1
-        raise fail(str(error), code) from error
-
-
-def fail(message: str, code: int = 1) -> typer.Exit:
-    """Print the message, and return the exception that ends the command."""
-    Console(stderr=True, highlight=False).print(message, markup=False, soft_wrap=True)
-    return typer.Exit(code)
+app.command(help=FIT_HELP)(fit)
 
 
 @app.command()
@@ -106,6 +95,14 @@ def plan(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
     ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help='of torch.optim, whose state is counted: adamw, "adamw(fused=True)"')
+    ] = None,
+    longest: Annotated[
+        bool, typer.Option("--longest", help="plan for the largest size of --dim that the budget has room for")
+    ] = False,
+    dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
+    step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,
     json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
 ) -> None:
@@ -114,75 +111,45 @@ def plan(
             "recompute": recompute,
             "offload": None if offload is None else parse_offload(offload),
             "tile": tile,
-            "rules": dict(_pair(rule, "rules") for rule in rules) if rules else None,
+            "rules": dict(pair(rule, "rules") for rule in rules) if rules else None,
         }
-        options: dict[str, Any] = {"budget": parse_budget(budget), "reserve": reserve}
-        options |= {key: value for key, value in named.items() if value is not None}
-        for key, text in (_pair(text, "option") for text in option or ()):
-            if named.get(key) is not None:
-                raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
-            options[key] = parse_value(text)
+        options = {"budget": parse_budget(budget), "reserve": reserve} | _given(named, option)
         check_outputs(json, plot)
-        from memgraph.backend.dry import plan as plan_step
-
+        told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
         with own_words(target):
-            fn, args = load_step(target)
-            report = plan_step(fn, *args, options=options, device=device, hardware=hardware)
+            report = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
     if console.is_terminal:
         console.print(report)
     else:
         typer.echo(str(report))
-    try:
-        if json:
-            json.write_text(report.to_json())
-        if plot:
-            report.plot(plot)
-    except (OSError, ValueError) as problem:
-        raise fail(f"the report could not be written: {problem}") from problem
+    write(report, json, plot)
 
 
-def parse_budget(text: str) -> str | float | None:
-    """A budget as the backend takes it: None, a share (float), or text, which the backend parses."""
-    if text.lower() == "none":
-        return None
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return text
+def _plan(target: str, told: dict[str, Any]) -> Any:
+    from memgraph.backend.dry import plan as plan_step
+
+    fn, args = load_step(target)
+    return plan_step(fn, *args, **told)
 
 
-def parse_value(text: str) -> Any:
-    """Parse JSON; any other text stays as it is."""
-    with contextlib.suppress(ValueError):
-        return json_module.loads(text)
-    return text
+def _longest(target: str, told: dict[str, Any]) -> Any:
+    """The plan of the longest, after a line that says how long it is."""
+    from memgraph.backend.longest import longest as longest_step
+
+    fn, args = load_step(target)
+    found = longest_step(fn, *args, **told)
+    console.print(str(found), markup=False, soft_wrap=True)
+    return found.report
 
 
-def parse_offload(text: str) -> Any:
-    """The value of --offload: JSON as the option takes it, "host", or a folder."""
-    value = parse_value(text)
-    if not isinstance(value, str):
-        return value
-    return {"host": True} if value == "host" else {"nvme": value}
-
-
-def _pair(text: str, name: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise OptionsError(f"--{name} {text!r} has no `=`; allowed: KEY=VALUE")
-    return key, value
-
-
-def check_outputs(json: Path | None, plot: Path | None) -> None:
-    """Raise typer.Exit where a file could not be written, before anything is planned for it."""
-    for file in filter(None, (json, plot)):
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise fail(f"the report could not be written: {file} cannot be made")
-    if plot and plot.suffix:
-        from matplotlib.backend_bases import FigureCanvasBase
-
-        kinds = FigureCanvasBase.get_supported_filetypes()
-        if plot.suffix[1:].lower() not in kinds:
-            raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
+def _given(named: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
+    """The options that were given, by their own names and as KEY=VALUE.  Raises OptionsError for one given twice."""
+    options = {key: value for key, value in named.items() if value is not None}
+    for key, text in (pair(text, "option") for text in option or ()):
+        if named.get(key) is not None:
+            raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
+        options[key] = parse_value(text)
+    return options
 
 
 @app.command()

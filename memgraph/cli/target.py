@@ -22,30 +22,35 @@ arguments, and returns (callable, args), where args is a tuple and callable(*arg
 The step is not run: make the model and args under `torch.device("meta")`, and they need no memory."""
 
 
-def load_step(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The step that TARGET's function returns. Raises OptionsError where TARGET is not what TARGET_HELP asks for."""
+def load_step(target: str, **given: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step that TARGET's function returns. Raises OptionsError where TARGET is not what TARGET_HELP asks for.
+
+    given: arguments for those parameters of the function that bear these names.
+    """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise OptionsError(f"{target!r} names no function.\n{TARGET_HELP}")
     function = getattr(_load_module(place), name, None)
     if not callable(function):
         raise OptionsError(f"{place} has no function {name!r}.\n{TARGET_HELP}")
-    if needed := _needed(function):
+    given = {name: value for name, value in given.items() if name in _parameters(function)}
+    needed = ", ".join(name for name, needed in _parameters(function).items() if needed and name not in given)
+    if needed:
         raise OptionsError(f"{target} is called without arguments, and needs {needed}.\n{TARGET_HELP}")
-    made = function()
+    made = function(**given)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
         raise OptionsError(f"{target} returned a {type(made).__name__} that is not (callable, args).\n{TARGET_HELP}")
     return made
 
 
-def _needed(function: Callable[..., Any]) -> str:
-    """The parameters without which a function cannot be called."""
+def _parameters(function: Callable[..., Any]) -> dict[str, bool]:
+    """The names of a function's parameters, and whether it cannot be called without them."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin: calling it will say
-        return ""
+        return {}
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
+    return {p.name: p.default is p.empty for p in parameters if p.kind not in kinds}
 
 
 def _load_module(place: str) -> Any:
@@ -102,7 +107,13 @@ def own_words(target: str) -> Iterator[None]:
 
 
 def _is_dynamos(error: BaseException) -> bool:
-    return type(error).__module__ == "torch._dynamo.exc"
+    """Whether Dynamo raised it, about another error.
+
+    2.15 has some of plain types, which come with the traceback of their cause.
+    """
+    frames, cause = traceback.extract_tb(error.__traceback__), error.__cause__
+    retold = cause is not None and frames[-1:] == traceback.extract_tb(cause.__traceback__)[-1:]
+    return type(error).__module__ == "torch._dynamo.exc" or retold
 
 
 def _is_ours(file: str) -> bool:

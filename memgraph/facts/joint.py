@@ -89,6 +89,7 @@ def read_joint(
     overwritten = overwritten_inputs(joint.graph.nodes)
     reader = NodeReader(nodes, hardware, granularity)
     sums, forward = gradient_sums(sides.backward), frozenset(sides.forward)
+    device = _device(nodes, hardware.device)
     values: list[Value] = []
     for node in nodes:
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
@@ -102,7 +103,7 @@ def read_joint(
                 fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
                 pin=_pin(node, pins or {}),
                 accumulates=node in sums,
-                movable=owns and value.kind != "primal" and _movable(val, hardware.device),
+                movable=owns and value.kind != "primal" and _movable(val, device),
                 module=_path(node) if node in forward else "",
                 source=_source(node),
             )
@@ -215,6 +216,12 @@ def _replayed(
 def _outputs(graph: fx.GraphModule) -> list[Any]:
     outputs = graph.graph.output_node().args[0]
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def _device(nodes: Iterable[fx.Node], wanted: str) -> str:
+    """The kind of device that a graph computes on: the wanted one, or the CPU where that stands for it (a dry run)."""
+    found = {val.device.type for node in nodes if isinstance(val := node.meta.get("val"), torch.Tensor)}
+    return wanted if wanted in found else "cpu"
 
 
 def _movable(value: torch.Tensor, device: str) -> bool:

@@ -138,7 +138,8 @@ def named(name: str) -> Hardware:
     """Return the built-in figures that a user asks for by name.
 
     Allowed are a name of the list ("H100"), a word of one where it says which ("4090"), a device's whole name that
-    bears one ("NVIDIA H100 80GB HBM3"), and "cuda" and "cpu" for the generic ones. Raises OptionsError for all else.
+    bears one ("NVIDIA H100 80GB HBM3"), and "cuda" and "cpu" for the generic ones. Where the name tells the memory,
+    that is the capacity: there are an A100 of 40 and one of 80 GB. Raises OptionsError for all else.
     """
     generic = {known.name.lower(): known for known in _GENERIC.values()} | _GENERIC
     if (key := name.strip().lower()) in generic:
@@ -147,7 +148,7 @@ def named(name: str) -> Hardware:
     found = [known for known in _BUILT_IN if _holds(words, _words(known.name))]
     found = found or [known for known in _BUILT_IN if words and _holds(_words(known.name), words)]
     if len(found) == 1:
-        return found[0]
+        return _with_memory(found[0], name)
     names = [known.name for known in _BUILT_IN]
     near = difflib.get_close_matches(key, [known.lower() for known in names], n=1)
     meant = next((f" (did you mean {known!r}?)" for known in names if [known.lower()] == near), "")
@@ -155,6 +156,18 @@ def named(name: str) -> Hardware:
         f"no figures are built in for hardware {name!r}{meant}; allowed: {', '.join(map(repr, names))}, "
         '"cuda" and "cpu" for a generic one, or a memgraph.hardware.Hardware'
     )
+
+
+# What a device keeps of its nominal memory for itself, at the most: an H100 of 80 GB shows 79.1 GiB.
+_KEPT = 2
+
+
+def _with_memory(known: Hardware, name: str) -> Hardware:
+    """The figures of a device whose name may tell its memory in GB, which makers count in GiB."""
+    told = re.search(r"(\d+)\s*gi?b\b", name, re.IGNORECASE)
+    if told is None or 0 <= int(told[1]) - known.capacity / 1024**3 <= _KEPT:
+        return known
+    return dataclasses.replace(known, capacity=(int(told[1]) - 1) * 1024**3)
 
 
 def _words(name: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ Oracle: tests/properties/test_plans.py: every saved set of small graphs (test_br
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 
@@ -58,6 +59,12 @@ class Planner:
         self.stock = self.candidates.stock
         self.uniform = UniformChoices(self.candidates) if recompute else None
         self.offloader = Offloader(self.candidates, offload) if offload is not None and offload.tiers else None
+
+    def sending(self, tiers: Tiers) -> Planner:
+        """The same planner with these tiers; both share what depends on no tier."""
+        found = copy.copy(self)
+        found.offloader = Offloader(self.candidates, tiers) if tiers.tiers else None
+        return found
 
     def best(self, bound: int | None) -> Candidate | None:
         """The fastest candidate whose peak is at most `bound` bytes above the baseline; None if there is none."""

@@ -77,7 +77,7 @@ def scratch(left: Sequence[int], right: Sequence[int], dtype: torch.dtype, cuda:
 
 def _rows(left: Sequence[int]) -> int:
     """Rows of a left factor that take at most BLOCK bytes in float32."""
-    return max(1, BLOCK // (4 * left[1]))
+    return max(1, BLOCK // (4 * max(1, left[1])))
 
 
 def shard_add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,7 @@ class Rounds:
             if places is None:
                 menus = {id(graph): _menu(graph, known, offers=False) for graph in graphs}
                 launches = _launches(known, graphs, menus, first)
-                if self._outside_alone(known, launches, room):
+                if self._outside_alone(known, launches, asked):
                     return ()
                 raise _refusal(launches, first.entry, asked)
             picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
@@ -180,10 +180,11 @@ class Rounds:
                     graph.realised(plan, launch.entry)
         return ()  # not reached: the last try has compiled plans alone
 
-    def _outside_alone(self, known: Known, launches: list[Launch], room: int) -> bool:
+    def _outside_alone(self, known: Known, launches: list[Launch], asked: PlannedGraph) -> bool:
         """Whether what runs outside of the graphs passes the room whatever they hold, which a warning says."""
         reached = list(_outside(known, launches))
-        return telling.outside_alone(reached, room, _enough(launches, room), self.run.say_once)
+        enough = _enough(launches, asked.room) + MARGIN
+        return telling.outside_alone(reached, asked.room, enough, asked.reserve, self.run.say_once)
 
 
 def _enough(launches: list[Launch], room: int) -> int:

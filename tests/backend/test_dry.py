@@ -93,6 +93,31 @@ def test_the_way_to_the_disk_of_a_gpu_that_is_not_here(tmp_path):
     assert any("staged" in note and "not by GPUDirect: it was not measured here" in note for note in report.notes)
 
 
+@needs_cuda_traces
+def test_values_are_offloaded_from_a_gpu_that_is_not_here():
+    """The graph of torch's CPU build stands for the GPU's: its values leave a GPU, not host memory."""
+    _, loss, x = make("meta")
+    options = {"budget": 0.7, "recompute": False, "offload": {"host": "1GiB", "min_bytes": 0}}
+    report = memgraph.plan(loss, x, options=options, hardware="H100")
+    assert report.bytes_on("host") > 0 and report.predicted_peak <= report.budget
+
+
+@pytest.mark.parametrize("budget", ["5MiB", "3750KiB"])
+def test_the_state_of_an_optimizer_is_to_come(budget):
+    model, loss, x = make("meta")
+    state = 2 * parameter_bytes(model)
+    told = {"options": {"budget": budget}, "device": "cpu"}
+    without = memgraph.plan(loss, x, **told)
+    try:
+        report = memgraph.plan(loss, x, optimizer="adamw", **told)
+    except BudgetError as error:
+        assert budget == "3750KiB" and error.to_come >= state
+        return
+    assert state <= report.to_come < state + 16 * len(list(model.parameters()))
+    assert report.predicted_peak == report.baseline + report.to_come + report.above <= report.budget
+    assert without.to_come == 0
+
+
 @pytest.mark.skipif(compat.traces_cuda(), reason="this torch can")
 def test_a_torch_that_cannot_trace_for_cuda_says_so():
     _, loss, x = make("meta")

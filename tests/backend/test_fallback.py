@@ -6,6 +6,7 @@ The functions are matrix products alone, for which Inductor generates no C++, bu
 from __future__ import annotations
 
 import dataclasses
+import gc
 import pickle
 import re
 import threading
@@ -17,6 +18,7 @@ import torch
 import memgraph
 from memgraph import BudgetError, OffloadError, OptionsError, PlanWarning, VerifyError
 from memgraph.backend.attempts import SLACK, Attempts
+from memgraph.backend.budget import UNSEEN
 from memgraph.backend.compilation import Compilation
 from memgraph.backend.options import parse_options
 from memgraph.base import compat
@@ -159,8 +161,8 @@ def test_an_error_out_of_torch_compile_can_be_pickled():
     assert type(copy) is BudgetError and str(copy) == str(error)
     for name in ("minimum", "binding", "budget", "refusals", "unused", "baseline", "reserve", "full"):
         assert getattr(copy, name) == getattr(error, name)
-    assert copy.baseline > 0 and copy.reserve == 1024
-    assert "1024 bytes) are held back by option 'reserve'" in str(copy).splitlines()[0]
+    assert copy.baseline > 0 and copy.reserve == 1024 + UNSEEN
+    assert f"{copy.reserve} bytes) are held back alone (options 'reserve'" in str(copy).splitlines()[0]
 
 
 def test_a_tier_that_has_no_room_is_named_with_what_it_would_need(tmp_path):
@@ -204,6 +206,7 @@ def test_an_evaluation_needs_no_scratch_folder_and_keeps_no_cache():
 def test_a_warm_report_tells_the_baseline_of_this_compilation():
     def report():
         torch._dynamo.reset()
+        gc.collect()  # what an earlier test has left may go in between
         gradients(torch.compile(chain, backend="memgraph", options={"budget": 1.0}))
         return memgraph.report()
 
@@ -268,7 +271,7 @@ def test_the_minimum_is_the_lowest_peak_seen_and_can_be_reached():
     with pytest.raises(BudgetError) as caught:
         gradients(compiled(Unlucky, budget=allocated_bytes() + need + 50))
     error = caught.value
-    assert error.minimum - error.baseline == need + 100 + SLACK
+    assert error.minimum - error.baseline == need + 100 + SLACK + UNSEEN
     assert_right(compiled(Unlucky, budget=error.minimum))
     assert memgraph.report().budget == error.minimum
 

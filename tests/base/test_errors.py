@@ -74,7 +74,7 @@ def test_budget_error_names_what_the_baseline_is_made_of_before_it_lists_tensors
 
 def test_budget_error_about_a_reserve_or_a_baseline_that_takes_it_all():
     first = str(BudgetError(minimum=3 * 2**30, budget=2**30, reserve=2 * 2**30, baseline=0)).splitlines()[0]
-    assert "2.0 GiB (2147483648 bytes) are held back by option 'reserve'" in first
+    assert "2.0 GiB (2147483648 bytes) are held back alone (options 'reserve'" in first
     first = str(BudgetError(minimum=3 * 2**30, budget=2**30, reserve=2**20, baseline=2**30)).splitlines()[0]
     assert "allocated or held back before the step starts" in first
 

@@ -157,6 +157,16 @@ def test_what_a_budget_error_recommends_can_be_done_at_the_terminal(script, tmp_
     assert by_name.decisions == as_json.decisions and by_name.bytes_on("nvme") > 0
 
 
+def test_the_longest_at_a_terminal(script, tmp_path):
+    asked = ["plan", f"{script}:step", "--device", "cpu", "--budget", "1MiB", "--longest", "--dim", "0"]
+    result = run(*asked, "--step", "64", "--optimizer", "adamw", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    size = int(result.output.partition("longest: ")[2].partition(" ")[0].replace(",", ""))
+    report = Report.from_json((tmp_path / "r.json").read_text())
+    assert size % 64 == 0 and report.to_come > 0 and report.predicted_peak <= report.budget
+    assert run(*asked, "--step", "0").exit_code == 2
+
+
 def test_tables_are_whole_in_a_pipe(script, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     result = run("plan", f"{script}:step", "--budget", "none", "--device", "cpu")

@@ -127,9 +127,9 @@ def test_a_checkpoint_of_the_users_own_is_obeyed(last):
     def around(layer, x):
         return checkpoint(layer, x, use_reentrant=False)
 
-    want, runs = step(Layers(silu, around), "eager")
-    got, again = step(Layers(silu, around), Eager(last=last))
-    assert again == runs and runs[SILU] == 2 * LAYERS
+    want, _ = step(Layers(silu, around), "eager")  # torch 2.11's backend of that name runs them once
+    got, runs = step(Layers(silu, around), Eager(last=last))
+    assert runs == {SILU: 2 * LAYERS}
     assert_bitwise(got, want)
 
 

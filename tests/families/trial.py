@@ -69,7 +69,7 @@ def _row(family: Family, column: str, options: dict[str, Any], reference: dict[s
     try:
         found = _train(family, options)
     except memgraph.BudgetError as refusal:
-        return row | {"refused": refusal.minimum, "why": [" ".join(pair) for pair in refusal.refusals]}
+        return row | {"refused": refusal.minimum, "why": [": ".join(pair) for pair in refusal.refusals]}
     except Exception as error:
         traceback.print_exc()
         first = (str(error).strip() or "no message").splitlines()

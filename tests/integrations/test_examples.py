@@ -27,10 +27,11 @@ EXAMPLES = {
     "accelerate_loop": (6, 6),
     "peft_lora": (4, 4),
     "varying_lengths": (6, 6),
+    "trl_sft": (4, 2),
     "ddp": (5, 3),
     "fsdp2_per_layer": (5, 3),
 }
-NEEDS = {"trainer": "accelerate", "accelerate_loop": "accelerate", "peft_lora": "peft"}
+NEEDS = {"trainer": "accelerate", "accelerate_loop": "accelerate", "peft_lora": "peft", "trl_sft": "trl"}
 
 
 def run(name: str, folder, *arguments: str) -> dict[str, tuple[float, str]]:

@@ -254,3 +254,20 @@ def test_the_cpu_says_nothing_of_gpudirect(tmp_path, small_values):
 def test_cuda_disk_is_measured_both_ways_or_says_why(tmp_path):
     measured = calibrate_disk(tmp_path, "cuda")
     assert measured.write > 0 and bool(measured.knows_gpudirect) is (not measured.refusal)
+
+
+@pytest.mark.parametrize(
+    "name, gib",
+    [
+        ("H100", 79),
+        ("H100 80GB", 79),
+        ("NVIDIA H100 80GB HBM3", 79),
+        ("A100", 39),
+        ("A100 80GB", 79),
+        ("A100-40GB", 39),
+    ],
+)
+def test_a_name_that_tells_the_memory(name, gib):
+    assert hardware.named(name).capacity == gib * 1024**3
+    kind = "H100" if "H100" in name else "A100"
+    assert hardware.named(name).flops == hardware.built_in(kind).flops

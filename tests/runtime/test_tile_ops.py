@@ -44,3 +44,13 @@ def test_what_is_held_beside_is_known(dtype, device, monkeypatch):
     tile_ops.shard_add_(total, left, right)  # cuBLAS takes its workspace once
     held = peak_above_start(lambda: tile_ops.shard_add_(total, left, right), device)
     assert held == tile_ops.scratch(left.shape, right.shape, dtype, device == "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shard_without_tokens_adds_nothing(dtype):
+    """Fewer tokens than shards: the factors meet in a dimension of no size."""
+    left, right = torch.ones(3, 0, dtype=dtype), torch.ones(0, 5, dtype=dtype)
+    total = torch.ones(3, 5)
+    tile_ops.shard_add_(total, left, right)
+    assert torch.equal(total, torch.ones(3, 5))
+    assert tile_ops.scratch(left.shape, right.shape, dtype, cuda=False) == 0

@@ -1,6 +1,7 @@
 """The ledger of the run: what launches, optimizers and others took, as planned and as measured, by toy graphs."""
 
 import gc
+import re
 import warnings
 import weakref
 
@@ -123,6 +124,28 @@ def test_what_alone_breaks_the_budget_outside_is_said_once_with_what_would_do():
     (text,) = [str(one.message) for one in said if "outside" in str(one.message)]
     assert "takes 105.0 KiB and reaches 1" in text and "would do" in text
     assert "OVER the budget" in str(world.run.ledger.report())
+
+
+def test_the_budget_named_for_what_runs_outside_is_kept_where_it_is_asked_for():
+    reserve = 32 * KIB
+    world = World(100 * KIB)
+    graphs = layers(world, 4)
+    for graph in graphs:
+        graph.reserve = reserve
+    step(world, graphs, outside=105 * KIB)
+    with pytest.warns(PlanWarning, match="above the budget of 132.0 KiB") as said:
+        step(world, graphs, outside=105 * KIB)
+    (named,) = {
+        float(found[1])
+        for one in said
+        if (found := re.search(r"a budget of about ([\d.]+) KiB would do", str(one.message)))
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enough = World(int(named * KIB) - reserve)
+        others = layers(enough, 4)
+        for _ in range(3):
+            assert step(enough, others, outside=105 * KIB) <= enough.room
 
 
 def test_an_optimizer_whose_step_passes_the_budget_is_said_once():

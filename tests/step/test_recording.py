@@ -12,13 +12,17 @@ MIB = 1 << 20
 
 def marks(work, level=10 * MIB):
     """The level and the peak at a mark after each part of `work`."""
-    gc.collect()  # garbage that goes meanwhile would be seen
-    recorder = CpuRecorder(level)
-    launches = [SimpleNamespace(marks={}) for _ in work]
-    for part, launch in zip(work, launches, strict=True):
-        part()
-        recorder.mark(launch, Moment.FORWARD)
-    recorder.stop()
+    gc.collect()
+    gc.disable()  # garbage of other tests that goes meanwhile would be seen
+    try:
+        recorder = CpuRecorder(level)
+        launches = [SimpleNamespace(marks={}) for _ in work]
+        for part, launch in zip(work, launches, strict=True):
+            part()
+            recorder.mark(launch, Moment.FORWARD)
+        recorder.stop()
+    finally:
+        gc.enable()
     found = (launch.marks[Moment.FORWARD] for launch in launches)
     return [(mark.level, mark.peak) for mark in found]
 

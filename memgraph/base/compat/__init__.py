@@ -21,6 +21,7 @@ from memgraph.base.compat.dynamo import (
     rehome,
     through_dynamo,
     uncompiled,
+    with_symbol,
 )
 from memgraph.base.compat.fake import (
     fake_evaluation,
@@ -59,6 +60,7 @@ from memgraph.base.compat.operators import (
 from memgraph.base.compat.optimizers import (
     bare_step,
     foreach_by_default,
+    foreach_on,
     hooks_all_steps,
     operator_mode,
     stepping_on_fakes,
@@ -139,6 +141,7 @@ __all__ = [
     "falls_back",
     "first_users_output",
     "foreach_by_default",
+    "foreach_on",
     "gathered",
     "graph_break_reason",
     "graph_text",
@@ -200,6 +203,7 @@ __all__ = [
     "triton_kernel",
     "triton_kernels_of",
     "uncompiled",
+    "with_symbol",
     "wrapped",
     "write_to_memory",
 ]

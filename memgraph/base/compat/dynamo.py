@@ -124,6 +124,7 @@ def only_tracing() -> Iterator[None]:
         "suppress_errors": False,
         "recompile_limit": 2**30,
         "accumulated_recompile_limit": 2**30,
+        "run_gc_after_compile": False,  # nothing of a compilation stays
     }
     # Settings and sizes are those of the process: while this lasts, no other thread compiles.
     with compile_lock:
@@ -134,6 +135,14 @@ def only_tracing() -> Iterator[None]:
                 yield
         finally:
             pgo._CODE_STATE = sizes
+
+
+def with_symbol(tensor: Any, dim: int) -> Any:
+    """The tensor, marked: Dynamo takes the size of a dimension for a symbol, where the function does not forbid it."""
+    from torch._dynamo import maybe_mark_dynamic
+
+    maybe_mark_dynamic(tensor, dim)
+    return tensor
 
 
 def uncompiled(fn: Any) -> Any:

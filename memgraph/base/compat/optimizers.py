@@ -46,13 +46,27 @@ def foreach_by_default(step: Any, parameters: list[Any], group: dict[str, Any]) 
     """
     from torch.optim.optimizer import _default_to_fused_or_foreach
 
+    if not _asks_for_foreach(step, group):
+        return False
+    default: Any = _default_to_fused_or_foreach
+    return bool(default(parameters, group.get("differentiable", False), use_fused=False)[1])
+
+
+def foreach_on(step: Any, group: dict[str, Any], device: str) -> bool:
+    """As `foreach_by_default`, of parameters that are to be on a kind of device ("cuda") and are not there."""
+    from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
+
+    says = group.get("foreach") is not None or group.get("fused") is not None or group.get("differentiable", False)
+    return not says and _asks_for_foreach(step, group) and device in _get_foreach_kernels_supported_devices()
+
+
+def _asks_for_foreach(step: Any, group: dict[str, Any]) -> bool:
+    from torch.optim.optimizer import _default_to_fused_or_foreach
+
     default: Any = _default_to_fused_or_foreach
     module = sys.modules.get(step.__module__)
-    if vars(module).get(default.__name__) != default:
-        return False
-    _, foreach = default(parameters, group.get("differentiable", False), use_fused=False)
     tensor_rate = hasattr(group.get("lr"), "shape") and not group.get("capturable", False)
-    return bool(foreach) and not tensor_rate
+    return vars(module).get(default.__name__) == default and not tensor_rate
 
 
 @contextlib.contextmanager
