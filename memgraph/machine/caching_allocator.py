@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 
 from memgraph.base.sizes import round_up
 
@@ -19,6 +20,7 @@ KIB, MIB = 1024, 1024**2
 BLOCK = 512  # sizes are rounded up to it
 SMALL = MIB  # the largest tensor of a small segment, and the most that is left uncut of a large block
 _OWN_SEGMENT = 10 * MIB
+_STEPS = 4  # most settle in the second
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,22 +112,34 @@ class CachingAllocator:
         del free[bisect.bisect_left(free, block.order, key=lambda entry: entry[0])]
 
 
-def in_blocks(changes: Iterable[tuple[Hashable, int]]) -> list[int]:
-    """The same allocations and frees in whole blocks.
+def in_blocks(changes: Sequence[tuple[Hashable, int]]) -> list[int]:
+    """The allocations and frees of a step in whole blocks: of the step that peaks highest, where it is repeated.
+
+    The first begins with an empty cache, each other one with the blocks that the one before has left, which may be a
+    little larger than what is asked for. What a step leaves allocated is freed at its end.
 
     changes: the name of a tensor and its bytes, positive when it is allocated, negative when it is freed. What was
     allocated before has no block here, and stays as it is.
     """
-    allocator, found, live = CachingAllocator(), [], set()
+    allocator, steps = CachingAllocator(), list[list[int]]()
+    while len(steps) < _STEPS and (len(steps) < 2 or steps[-1] != steps[-2]):
+        steps.append(_step(allocator, changes))
+    return max(steps, key=lambda sizes: max(itertools.accumulate(sizes), default=0))
+
+
+def _step(allocator: CachingAllocator, changes: Sequence[tuple[Hashable, int]]) -> list[int]:
+    found, live = [], dict[Hashable, None]()
     for name, size in changes:
         if size > 0 and name not in live:
-            live.add(name)
+            live[name] = None
             found.append(allocator.allocate(name, size))
         elif size < 0 and name in live:
-            live.discard(name)
+            del live[name]
             found.append(-allocator.free(name))
         else:
             found.append(size)
+    for name in live:
+        allocator.free(name)
     return found
 
 

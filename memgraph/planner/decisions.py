@@ -128,8 +128,8 @@ class Timeline:
         return max(self.sums(), default=0)
 
     def in_blocks(self) -> Timeline:
-        """The same events with the bytes of the blocks that CUDA's caching allocator gives, from an empty cache."""
-        changes = (((event.value, event.where), event.bytes) for event in self.events)
+        """The same events with the bytes of the blocks that CUDA's caching allocator gives, at worst, step after step."""
+        changes = [((event.value, event.where), event.bytes) for event in self.events]
         sizes = zip(self.events, in_blocks(changes), strict=True)
         return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes))
 

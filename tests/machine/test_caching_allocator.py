@@ -48,6 +48,15 @@ def test_changes_in_whole_blocks():
     assert in_blocks(changes) == [12 * MIB, -3 * MIB, -12 * MIB, 512]
 
 
+def test_later_steps_find_other_blocks():
+    """The first step leaves 10 and 20 MiB. The second cuts `a` off the 10 and `b` off the 20, which leaves 10.5 for `c`."""
+    half = MIB // 2
+    changes = [("a", 11 * half), ("b", 19 * half), ("c", 20 * half)]
+    allocator = CachingAllocator()
+    assert [allocator.allocate(*change) for change in changes] == [11 * half, 19 * half, 20 * half]
+    assert in_blocks(changes) == [11 * half, 19 * half, 21 * half]
+
+
 def test_a_timeline_in_whole_blocks():
     step = Timeline((Event("forward", "a", 11 * MIB + 512), Event("backward", "a", -11 * MIB - 512)))
     assert (step.peak, step.in_blocks().peak) == (11 * MIB + 512, 12 * MIB)
