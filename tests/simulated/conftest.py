@@ -17,5 +17,6 @@ def nothing_is_left():
 
     torch._dynamo.reset()
     gc.collect()
+    torch.cuda.init()  # there are no statistics before
     torch.cuda.empty_cache()
     yield
