@@ -28,19 +28,27 @@ def tune(graphs: list[Graph], device: torch.device, read: Callable[[], tuple[Low
     graphs: what was lowered; none after a warm cache, whose kernels are tuned.  read: the wrappers of the outermost
     graphs, as `read_graphs` reads them.
     """
-    waiting = {
-        name: kernel
+    if device.type != "cuda":
+        return ()
+    # A kernel's name is its own within one wrapper alone.
+    waiting = [
+        (graph, name, kernel)
         for graph in graphs
         for name, kernel in graph.kernels.items()
-        if device.type == "cuda" and compat.is_tuned_when_run(kernel)
-    }
+        if compat.is_tuned_when_run(kernel)
+    ]
     if not waiting:
         return ()
     try:
-        launches = {name: args for lowered in read() for name, args in lowered.launches.items()}
+        launches = {lowered.phase: lowered.launches for lowered in read()}
     except NotReadable:  # the report says so already
         launches = {}
-    left = [name for name, kernel in waiting.items() if not _tuned(kernel, launches.get(name), device)]
+    outermost = {graph.phase: graph for graph in graphs}
+
+    def args(graph: Graph, name: str) -> tuple[Any, ...] | None:
+        return launches.get(graph.phase, {}).get(name) if outermost[graph.phase] is graph else None
+
+    left = [name for graph, name, kernel in waiting if not _tuned(kernel, args(graph, name), device)]
     torch.cuda.empty_cache()  # the buffer would stay reserved
     return tuple(_notes(left))
 

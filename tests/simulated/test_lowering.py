@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 from torch.nn.attention import SDPBackend
 
 from memgraph import simulator
+from memgraph.backend.inductor import Graph
+from memgraph.backend.tuning import tune
 from memgraph.base import compat
+from memgraph.lower.tensors import Layout
+from memgraph.lower.timeline import Lowered
 from memgraph.machine import cuda_libraries
 from tests.simulated.models import made
 
@@ -77,6 +83,30 @@ def test_kernels_are_tuned_before_the_first_step():
     found = train("llama", {"budget": None})
     assert max(found.requested) < found.predicted + card.L2_cache_size // 4
     assert found.requested[0] == found.requested[1]
+
+
+class Kernel:
+    """A kernel of two variants that keeps what it is run with."""
+
+    inductor_meta: ClassVar[dict[str, bool]] = {}
+
+    def __init__(self) -> None:
+        self.launchers, self.sizes = [1, 2], []
+
+    def run(self, *args, stream) -> None:
+        self.sizes.append([tuple(arg.shape) for arg in args])
+
+
+def test_kernels_of_one_name_in_two_graphs_are_both_tuned():
+    layouts = {phase: Layout((size,), (1,), torch.float32) for phase, size in (("forward", 3), ("backward", 5))}
+    kernels = {phase: Kernel() for phase in layouts}
+    inner = Kernel()
+    graphs = [Graph("forward", (), (), None, {"sum": inner})]
+    graphs += [Graph(phase, (), (), None, {"sum": kernel}) for phase, kernel in kernels.items()]
+    lowered = tuple(Lowered(phase, (), (), (), {"sum": (layout,)}) for phase, layout in layouts.items())
+    notes = tune(graphs, torch.device("cuda", 0), lambda: lowered)
+    assert [kernel.sizes for kernel in kernels.values()] == [[[(3,)]], [[(5,)]]]
+    assert not inner.sizes and len(notes) == 1 and "sum" in notes[0]  # nobody knows what a nested graph's takes
 
 
 def test_inductors_kernels_are_found():
