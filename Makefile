@@ -59,7 +59,7 @@ test-fast: $(DONE)
 # What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator).
 test-simulated: $(CUDA_DONE)
 	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m memgraph.simulator --card $(CARD) -- \
-		-m pytest -q -n $(WORKERS) --dist loadfile --durations=20 tests/simulated
+		-m pytest -q -n $(WORKERS) --dist load --durations=20 tests/simulated
 
 # Every script of examples/ against eager training.
 examples: $(DONE) $(TRL)

@@ -128,7 +128,7 @@ class Timeline:
         return max(self.sums(), default=0)
 
     def in_blocks(self) -> Timeline:
-        """The same events with the bytes of the blocks that CUDA's caching allocator gives, at worst, step after step."""
+        """The same events in the blocks that CUDA's caching allocator gives, of the step that reaches most."""
         changes = [((event.value, event.where), event.bytes) for event in self.events]
         sizes = zip(self.events, in_blocks(changes), strict=True)
         return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes))

@@ -49,7 +49,7 @@ def test_changes_in_whole_blocks():
 
 
 def test_later_steps_find_other_blocks():
-    """The first step leaves 10 and 20 MiB. The second cuts `a` off the 10 and `b` off the 20, which leaves 10.5 for `c`."""
+    """The first step leaves 10 and 20 MiB. The second cuts `a` off the 10, `b` off the 20: 10.5 are left for `c`."""
     half = MIB // 2
     changes = [("a", 11 * half), ("b", 19 * half), ("c", 20 * half)]
     allocator = CachingAllocator()

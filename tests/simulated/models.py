@@ -16,32 +16,65 @@ def perceptron() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(*layers), (torch.zeros(4096, 512, dtype=torch.bfloat16),)
 
 
-def llama(length: int = 1024, dropout: float = 0.0, batch: int = 2) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Four heads of queries on two of keys, as grouped attention has them."""
+def llama(
+    length: int = 1024, dropout: float = 0.0, batch: int = 2, layers: int = 3, keys: int = 2, words: int = 1024
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Four heads of queries on `keys` of keys; with fewer than four as grouped attention has them."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=1024,
+        num_key_value_heads=keys,
+        vocab_size=words,
         attention_dropout=dropout,
         use_cache=False,
     )
     return LlamaForCausalLM(config), (torch.zeros(batch, length, dtype=torch.long),)
 
 
-def gpt2(dropout: float = 0.1) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def lora(**arguments: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Adapters on all products of a Llama that is not trained itself."""
+    import peft
+
+    model, batch = llama(**arguments)
+    adapters = peft.LoraConfig(r=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, adapters), batch
+
+
+def mixture(
+    length: int = 1024, batch: int = 2, layers: int = 3, words: int = 1024
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Eight experts, two for each token, as grouped products."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        moe_intermediate_size=256,
+        num_experts=8,
+        num_experts_per_tok=2,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=words,
+        use_cache=False,
+    )
+    return Qwen3MoeForCausalLM(config), (torch.zeros(batch, length, dtype=torch.long),)
+
+
+def gpt2(dropout: float = 0.1, layers: int = 3, words: int = 1024) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Dropout on the embeddings, the residual stream and the attention."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
         n_embd=256,
-        n_layer=3,
+        n_layer=layers,
         n_head=4,
-        vocab_size=1024,
+        vocab_size=words,
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
@@ -54,18 +87,24 @@ def gpt2(dropout: float = 0.1) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model, (torch.zeros(2, 1024, dtype=torch.long),)
 
 
-MODELS = {"perceptron": perceptron, "llama": llama, "gpt2": gpt2}
+MODELS = {"perceptron": perceptron, "llama": llama, "lora": lora, "mixture": mixture, "gpt2": gpt2}
 
 
-def made(name: str, **arguments) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
-    """A model on the device, its loss as a function of a batch, and the batch."""
+def made(
+    name: str, *, dtype: torch.dtype = torch.bfloat16, **arguments
+) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A model on the device, its loss as a function of a batch, and the batch.
+
+    dtype: of its parameters; float32 is trained under autocast to bfloat16.
+    """
     torch.manual_seed(0)
     model, batch = MODELS[name](**arguments)
-    model = model.to("cuda", torch.bfloat16).train()
+    model = model.to("cuda", dtype).train()
 
     def loss(given: Tensor) -> Tensor:
-        if given.is_floating_point():
-            return model(given).float().square().mean()
-        return model(input_ids=given, labels=given).loss
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32):
+            if given.is_floating_point():
+                return model(given).float().square().mean()
+            return model(input_ids=given, labels=given).loss
 
     return model, loss, tuple(tensor.cuda() for tensor in batch)

@@ -48,11 +48,11 @@ def measured(run) -> tuple[object, int]:
     return returned, peak - before - sum(kept.values())
 
 
-def held(op, *args) -> object:
+def held(op, *args, **kwargs) -> object:
     """What the operator returns, once the rule has said how much it takes."""
-    returned, found = measured(lambda: op(*args))
+    returned, found = measured(lambda: op(*args, **kwargs))
     with looking_up(Kernels()) as kernels:
-        assert of_operator(op, args, {}, returned, "cuda") == found
+        assert of_operator(op, args, kwargs, returned, "cuda") == found
     assert not kernels.notes
     return returned
 
@@ -110,3 +110,52 @@ def test_products_take_nothing_beside_their_workspace():
     held(aten.addmm.default, bias, rows, weight)
     held(aten.bmm.default, empty(16, 512, 64), empty(16, 64, 512))
     held(aten.baddbmm.default, empty(16, 512, 512), empty(16, 512, 64), empty(16, 64, 512))
+
+
+ROWS = [(4096,), (4097,), (5000,), (300_000,), (100_000_000,), (1, 4096), (4, 1025), (4, 4097), (3, 8192), (127, 4097),
+        (128, 4097), (300, 10_000), (3, 1_000_001), (64, 128_256), (2, 3, 5000), (2, 100, 5000)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, HALF, SINGLE, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_sort(shape, dtype):
+    if dtype.itemsize < 4 and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("there is no rule")
+    held(aten.sort.stable, empty(*shape, dtype=dtype), stable=False, dim=-1)
+    held(aten.sort.default, empty(*shape, dtype=dtype), len(shape) - 1, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, SINGLE, torch.int64, torch.float64], ids=str)
+@pytest.mark.parametrize("shape, dim", [((1,), 0), ((1, 4096), 1), ((1_000_000,), 0), ((100_000_000,), 0),
+                                        ((2, 1024), 1), ((8192, 4), 0), ((8, 1), 0), ((1024, 8, 1), 0)])  # fmt: skip
+def test_cumsum(shape, dim, dtype):
+    held(aten.cumsum.default, empty(*shape, dtype=dtype), dim)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("words", [1, 256, 257, 32_000, 65_537])
+@pytest.mark.parametrize("index", [(1,), (1000,), (2304,), (2305,), (8192,), (2, 4096), (1_000_000,)], ids=str)
+def test_index_put(index, words, accumulate):
+    target, indices = empty(words, 64), torch.zeros(index, dtype=torch.int64, device="cuda")
+    for values in (empty(*index, 64), empty(1, 64)):
+        held(aten.index_put.default, target, [indices], values, accumulate)
+
+
+@pytest.mark.parametrize("experts", [2, 8, 128])
+@pytest.mark.parametrize("dtype", [HALF, SINGLE], ids=str)
+def test_grouped_products(experts, dtype):
+    offsets = torch.full((experts,), 64, dtype=torch.int32, device="cuda")
+    rows, out = empty(2048, 256, dtype=dtype), empty(2048, 512, dtype=dtype)
+    weights = empty(experts, 256, 512, dtype=dtype)
+    _ = rows @ weights[0]  # the workspace
+    held(aten._grouped_mm.default, rows, weights, offsets)
+    held(aten._grouped_mm.default, rows.t(), out, offsets)
+    held(aten._grouped_mm.default, out, weights.transpose(1, 2), offsets)
+
+
+def test_what_no_rule_covers_is_said():
+    target, indices = empty(4, 100, 8), torch.zeros(300, dtype=torch.int64, device="cuda")
+    given = (target, [None, indices], empty(4, 300, 8), True)
+    with looking_up(Kernels()) as kernels:
+        assert of_operator(aten.index_put.default, given, {}, target, "cuda") == 0
+    assert "aten::index_put is not known (other indices than one of the first dimension)" in kernels.notes[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +14,13 @@ from memgraph.backend import memgraph as memgraph_backend
 from memgraph.reporting.report import Report
 from tests.simulated.models import made
 
+# Bytes. A wrapper's are counted in blocks of 512, as the allocator's are that every size is rounded up to.
+EXACT = 4 * 1024
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """Peaks above what stands before and after each step, in bytes; the first step compiles."""
+    """Peaks of each backward above what stands before, in bytes; the first step compiles."""
 
     report: Report
     requested: tuple[int, ...]
@@ -24,6 +29,10 @@ class Trained:
     """At the end."""
     baseline: int
     """Allocated before each step but the first."""
+    budget: float | None
+    """As it was asked for."""
+    level: int
+    """The same before the last backward: with gradients that it adds to."""
 
     @property
     def predicted(self) -> int:
@@ -32,6 +41,11 @@ class Trained:
     @property
     def allowed(self) -> int | None:
         return None if self.report.budget is None else self.report.budget - self.report.baseline
+
+    @property
+    def in_bytes(self) -> int | None:
+        """A budget that was asked for in bytes. (A share is one of a step that begins without gradients.)"""
+        return self.budget if isinstance(self.budget, int) else None
 
     def __str__(self) -> str:
         return (
@@ -42,9 +56,17 @@ class Trained:
         )
 
 
-def train(name: str, options: dict[str, Any], steps: int = 3, **arguments: Any) -> Trained:
-    """Train a model of `models.MODELS` by memgraph's plan."""
+def train(
+    name: str, options: dict[str, Any], *, steps: int = 3, backwards: int = 1, regional: bool = False, **arguments: Any
+) -> Trained:
+    """Train a model of `models.MODELS` by memgraph's plan.
+
+    backwards: so many add up their gradients in a step; each has its own peak above what stands when it begins.
+    regional: each layer is compiled apart.
+    """
     torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
     model, loss, batch = made(name, **arguments)
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -52,17 +74,47 @@ def train(name: str, options: dict[str, Any], steps: int = 3, **arguments: Any) 
         torch.cuda.reset_peak_memory_stats()  # what compiling has taken is no part of the first step
         return made
 
-    compiled = torch.compile(loss, backend=backend)
-    requested, allocated = [], []
+    if regional:
+        for layer in model.model.layers:
+            layer.compile(backend=backend)
+    step = loss if regional else torch.compile(loss, backend=backend)
+    peaks, level = [], 0
     for _ in range(steps):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        compiled(*batch).backward()
-        torch.cuda.synchronize()
+        found = [_peaks(lambda: step(*batch).backward()) for _ in range(backwards)]
         model.zero_grad(set_to_none=True)
-        now = torch.cuda.memory_stats()
-        requested.append(now["requested_bytes.all.peak"] - now["requested_bytes.all.current"])
-        allocated.append(now["allocated_bytes.all.peak"] - now["allocated_bytes.all.current"])
+        after = _bytes("current")
+        # What compiling leaves for good stands after the first backward alone.
+        levels = [after, *(before for before, _ in found[1:])]
+        for (_, peak), before in zip(found, levels, strict=True):
+            peaks.append([most - below for most, below in zip(peak, before, strict=True)])
+        level = levels[-1][1]
+    requested, allocated = zip(*peaks, strict=True)
+    reserved, baseline = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    return Trained(memgraph.report(), requested, allocated, reserved, baseline, options["budget"], level)
+
+
+def _peaks(work: Callable[[], None]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Bytes that are requested and allocated before, and the most of them meanwhile."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = _bytes("current")
+    work()
+    torch.cuda.synchronize()
+    return before, _bytes("peak")
+
+
+def _bytes(what: str) -> tuple[int, int]:
     now = torch.cuda.memory_stats()
-    reserved, baseline = now["reserved_bytes.all.current"], now["allocated_bytes.all.current"]
-    return Trained(memgraph.report(), tuple(requested), tuple(allocated), reserved, baseline)
+    return now[f"requested_bytes.all.{what}"], now[f"allocated_bytes.all.{what}"]
+
+
+def check(found: Trained) -> None:
+    """Assert that what was predicted was requested, from the first step on, and that a budget was kept."""
+    assert str(found.report.source_of_peak) == "inductor wrapper"
+    assert not [note for note in found.report.notes if "tuned in the first step" in note]
+    for requested in found.requested:
+        assert abs(requested - found.predicted) <= EXACT, str(found)
+    if found.allowed is not None:
+        assert max(found.allocated) <= found.allowed, str(found)
+    if found.in_bytes is not None:
+        assert found.level + max(found.allocated) <= found.in_bytes, str(found)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from memgraph.base.sizes import round_up
+from memgraph.facts.kernel_scratch import cuda_sorts
 from memgraph.facts.kernel_scratch.operands import Call
 
 
@@ -21,7 +22,7 @@ def flash_forward(call: Call) -> int:
     if call.named["dropout_p"]:  # never split then; a seed and an offset
         return 16
     block = 256 if width <= 64 else 128 if width <= 128 else 64
-    splits = _parts(batch * heads * -(-length // 64), -(-key.size[2] // block), 2 * _multiprocessors())
+    splits = _parts(batch * heads * -(-length // 64), -(-key.size[2] // block), 2 * cuda_sorts.multiprocessors())
     return 4 * splits * batch * heads * length * (_filled(width) + 1) if splits > 1 else 0
 
 
@@ -62,12 +63,7 @@ def _splits(heads: int) -> int:
     added to in the same order every time."""
     if not torch.are_deterministic_algorithms_enabled():
         return 1
-    return -(-_multiprocessors() // heads)
-
-
-def _multiprocessors() -> int:
-    """Of this process's device; of a Hopper where there is none."""
-    return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 132
+    return -(-cuda_sorts.multiprocessors() // heads)
 
 
 def efficient_forward(call: Call) -> int:
@@ -136,8 +132,13 @@ RULES: dict[str, Callable[[Call], int]] = {
     "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
     "aten::_scaled_dot_product_efficient_attention": efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
+    "aten::sort": cuda_sorts.sort,
+    "aten::cumsum": cuda_sorts.cumsum,
+    "aten::index_put": cuda_sorts.index_put,
+    "aten::index_put_": cuda_sorts.index_put,
+    "aten::_grouped_mm": cuda_sorts.grouped_product,
     **dict.fromkeys(
-        (f"aten::{name}" for name in "mm addmm bmm baddbmm copy_ fill_ zero_ as_strided".split()),
+        (f"aten::{name}" for name in "mm addmm bmm baddbmm copy_ fill_ zero_ as_strided randint".split()),
         _nothing,
     ),
 }

@@ -14,7 +14,7 @@ from typing import Any
 from memgraph.base.folder import cache_folder
 from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
-from memgraph.facts.kernel_scratch import cuda, trial
+from memgraph.facts.kernel_scratch import cuda, cuda_sorts, trial
 from memgraph.facts.kernel_scratch.machine import fingerprint
 from memgraph.facts.kernel_scratch.operands import Call, Indescribable
 from memgraph.facts.kernel_scratch.rules import rule_of
@@ -70,6 +70,8 @@ class Kernels:
             return 0
         try:
             return rule(call)
+        except cuda_sorts.NotKnown as problem:
+            return self._not_known(call.name, None, str(problem))
         except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
             return self._not_known(call.name, None, f"its rule failed: {problem!r}")
 

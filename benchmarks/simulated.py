@@ -1,0 +1,88 @@
+"""Kinds of training under budgets on a simulated GPU: bytes that were predicted, requested, allocated and reserved.
+
+    python -m benchmarks.simulated --cases plain,lora
+
+Run it with a Python that has torch's CUDA build (`make test-simulated` makes one, .venv-cuda). The cases are those of
+tests/simulated/matrix.py. Every case runs in a process of its own. Bytes are those of torch's own allocator; nothing
+was computed, and no figure is a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from benchmarks import harness, table
+from benchmarks.harness import Process, Result, Task
+from memgraph import simulator
+
+HEADS = (
+    "case", "budget asked for", "budget", "predicted", "requested", "allocated", "reserved", "requested - predicted",
+    "first step", "plans tried",
+)  # fmt: skip
+
+
+def main(
+    cases: Annotated[str, typer.Option(help="Names, by commas; all of them without.")] = "",
+    card: Annotated[str, typer.Option(help="Words of a card's name.")] = "H100",
+    name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "simulated-h100",
+) -> None:
+    """Measure, print, and write to benchmarks/results."""
+    from tests.simulated.matrix import CASES
+
+    record, rows = harness.Record(name), []
+    environment = simulator.environment(card)
+    for case in cases.split(",") if cases else CASES:
+        for row in Process("benchmarks.simulated:measure", {"case": case}, environment=environment).results():
+            harness.say(str(row))
+            rows.append({"case": case} | row)
+            body = f"Simulated: {card}. {NOTE}\n\n" + table.markdown(HEADS, map(cells, rows))
+            text = record.write("Training on a simulated GPU", {"card": card, "rows": rows}, body)
+    print(text)
+
+
+NOTE = (
+    "MiB, the baseline included; requested and allocated are the most of all steps, reserved is at the end, and `first "
+    "step` is what the first one requested more than the last. Differences in bytes. A refused budget names the "
+    "smallest that can be kept, which is tried then."
+)
+
+
+def cells(row: Result) -> list[str]:
+    """A row as text, in the order of HEADS."""
+    asked = row.get("asked", "")
+    asked = table.mib(int(asked.replace(",", ""))) if "," in asked else asked
+    if "predicted" not in row:
+        said = row.get("failure") or f"refused: at least {table.mib(row['minimum'])}"
+        return [row["case"], asked, said, *[""] * (len(HEADS) - 3)]
+    figures = [table.mib(row[key]) for key in ("budget", "predicted", "requested", "allocated", "reserved")]
+    return [row["case"], asked, *figures, *(f"{row[key]:,}" for key in ("off", "first", "attempts"))]
+
+
+def measure(task: Task) -> Iterator[Result]:
+    """The rows of a case, in a process on the simulated device."""
+    from tests.simulated.matrix import rows
+
+    for row in rows(task["case"]):
+        found = row.trained
+        if found is None:
+            yield {"asked": row.asked, "minimum": row.minimum}
+            continue
+        yield {
+            "asked": row.asked,
+            "budget": found.report.budget,
+            "predicted": found.level + found.predicted,
+            "requested": found.level + max(found.requested),
+            "allocated": found.level + max(found.allocated),
+            "reserved": found.reserved,
+            "off": max((peak - found.predicted for peak in found.requested), key=abs),
+            "first": found.requested[0] - found.requested[-1],
+            "attempts": found.report.attempts,
+            "notes": found.report.notes,
+        }
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,89 @@
+"""The matrix of issue 13: kinds of training, each under several budgets, on the simulated device."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import ChainMap
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memgraph import BudgetError
+from tests.simulated.training import Trained, train
+
+MIB = 1024**2
+SMALL = {"layers": 2, "words": 128}  # few words: the layers' values are what there is to save
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One kind of training."""
+
+    model: str
+    """Of models.MODELS."""
+    arguments: dict[str, Any] = dataclasses.field(default_factory=lambda: dict(SMALL))
+    """Of the model and of `train`."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """memgraph's, beside the budget."""
+    offload: tuple[str, ...] = ()
+    """Tiers that values may go to."""
+    shares: tuple[float, ...] = (0.5, 0.3)
+    """Budgets as shares of what a plan can save."""
+
+
+CASES = {
+    "plain": Case("llama", SMALL | {"keys": 4}),
+    "dropout": Case("gpt2"),
+    "grouped": Case("llama"),
+    "autocast": Case("llama", SMALL | {"dtype": torch.float32}),
+    "tiles": Case("llama", SMALL | {"words": 8192}, {"tile": True}),
+    "mixture": Case("mixture", shares=(0.5,)),
+    "host": Case("llama", offload=("host",)),
+    "disk": Case("llama", offload=("nvme",)),
+    "both": Case("llama", offload=("host", "nvme")),
+    "lora": Case("lora"),
+    "accumulation": Case("llama", SMALL | {"backwards": 2}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One training, or its refusal."""
+
+    case: str
+    asked: str
+    """The budget, as it was asked for."""
+    trained: Trained | None
+    minimum: int | None = None
+    """The smallest budget that a refusal names, in bytes with the baseline."""
+
+
+def rows(name: str) -> Iterator[Row]:
+    """A case without a budget, under shares, and under bytes: the fewest that refusals name, or 0.6 of what it takes
+    without. (Gradients that add up are no part of a share, and so of the fewest bytes that it names.)"""
+    found = []
+    for share in (None, *CASES[name].shares):
+        found.append(_row(name, str(share), share))
+        yield found[-1]
+    plain, least = found[0].trained, max((row.minimum or 0 for row in found), default=0)
+    assert plain is not None
+    budget = least or plain.report.baseline + int(0.6 * plain.predicted)
+    while (last := _row(name, f"{budget:,}", budget)).minimum is not None and last.minimum > budget:
+        yield last
+        budget = last.minimum
+    yield last
+
+
+def _row(name: str, asked: str, budget: float | None) -> Row:
+    case, options = CASES[name], {"budget": budget}
+    with tempfile.TemporaryDirectory(prefix="memgraph-simulated-") as folder:
+        tiers = {"host": {"host": "1GiB"}, "nvme": {"nvme": folder}}
+        if case.offload:
+            chosen = [tiers[tier] for tier in case.offload]
+            options["offload"] = dict(ChainMap({"min_bytes": "256KiB"}, *chosen))
+        try:
+            return Row(name, asked, train(case.model, options | case.options, **case.arguments))
+        except BudgetError as problem:
+            return Row(name, asked, None, problem.minimum)
