@@ -40,13 +40,14 @@ def tune(graphs: list[Graph], device: torch.device, read: Callable[[], tuple[Low
     if not waiting:
         return ()
     try:
-        launches = {lowered.phase: lowered.launches for lowered in read()}
+        wrappers: dict[str, Lowered] = {lowered.phase: lowered for lowered in read()}
     except NotReadable:  # the report says so already
-        launches = {}
+        wrappers = {}
     outermost = {graph.phase: graph for graph in graphs}
 
     def args(graph: Graph, name: str) -> tuple[Any, ...] | None:
-        return launches.get(graph.phase, {}).get(name) if outermost[graph.phase] is graph else None
+        known = graph.phase in wrappers and outermost[graph.phase] is graph
+        return wrappers[graph.phase].launches.get(name) if known else None
 
     left = [name for graph, name, kernel in waiting if not _tuned(kernel, args(graph, name), device)]
     torch.cuda.empty_cache()  # the buffer would stay reserved

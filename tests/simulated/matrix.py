@@ -14,7 +14,9 @@ from memgraph import BudgetError
 from tests.simulated.training import Trained, train
 
 MIB = 1024**2
-SMALL = {"layers": 2, "words": 128}  # few words: the layers' values are what there is to save
+BOTH = (0.5, 0.3)
+FEW = {"layers": 2, "words": 128}  # few words: the layers' values are what there is to save
+SMALL = FEW | {"keys": 4, "masked": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,22 +31,24 @@ class Case:
     """memgraph's, beside the budget."""
     offload: tuple[str, ...] = ()
     """Tiers that values may go to."""
-    shares: tuple[float, ...] = (0.5, 0.3)
+    shares: tuple[float, ...] = (0.5,)
     """Budgets as shares of what a plan can save."""
 
 
 CASES = {
-    "plain": Case("llama", SMALL | {"keys": 4}),
-    "dropout": Case("gpt2"),
-    "grouped": Case("llama"),
-    "autocast": Case("llama", SMALL | {"dtype": torch.float32}),
-    "tiles": Case("llama", SMALL | {"words": 8192}, {"tile": True}),
-    "mixture": Case("mixture", shares=(0.5,)),
-    "host": Case("llama", offload=("host",)),
+    "plain": Case("llama", shares=BOTH),
+    "dropout": Case("gpt2", FEW | {"layers": 3, "dropout": 0.1}),
+    "attention dropout": Case("llama", SMALL | {"dropout": 0.1}),
+    "grouped": Case("llama", SMALL | {"keys": 2}, shares=BOTH),
+    "masked": Case("llama", {"layers": 3, "words": 128}),
+    "autocast": Case("llama", SMALL | {"dtype": torch.float32}, shares=BOTH),
+    "tiles": Case("llama", SMALL | {"words": 8192}, {"tile": True}, shares=BOTH),
+    "mixture": Case("mixture", FEW),
+    "host": Case("llama", offload=("host",), shares=BOTH),
     "disk": Case("llama", offload=("nvme",)),
     "both": Case("llama", offload=("host", "nvme")),
-    "lora": Case("lora"),
-    "accumulation": Case("llama", SMALL | {"backwards": 2}),
+    "lora": Case("lora", shares=BOTH),
+    "accumulation": Case("llama", SMALL | {"backwards": 2}, shares=BOTH),
 }
 
 

@@ -17,10 +17,22 @@ def perceptron() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def llama(
-    length: int = 1024, dropout: float = 0.0, batch: int = 2, layers: int = 3, keys: int = 2, words: int = 1024
+    length: int = 1024,
+    dropout: float = 0.0,
+    batch: int = 2,
+    layers: int = 3,
+    keys: int = 2,
+    words: int = 1024,
+    masked: bool = True,
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Four heads of queries on `keys` of keys; with fewer than four as grouped attention has them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """Four heads of queries on `keys` of keys; with fewer than four as grouped attention has them.
+
+    masked: the causal mask is a tensor, as transformers makes it under torch.compile; else flash attention is causal.
+    """
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("sdpa_unmasked", sdpa_attention_forward)
 
     config = LlamaConfig(
         hidden_size=256,
@@ -30,6 +42,7 @@ def llama(
         num_key_value_heads=keys,
         vocab_size=words,
         attention_dropout=dropout,
+        attn_implementation="sdpa" if masked else "sdpa_unmasked",
         use_cache=False,
     )
     return LlamaForCausalLM(config), (torch.zeros(batch, length, dtype=torch.long),)
