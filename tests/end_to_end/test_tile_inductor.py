@@ -84,6 +84,7 @@ def test_bodies_are_compiled_once_and_the_peak_is_known(model):
     # Shards are put into place and added up where they are.
     assert "shard_put_.default" in source and "shard_add_.default" in source
     assert not re.search(r"shard_(put|add)\.default", source)
+    model.zero_grad()  # a profiler does not know every block that was there before: what its release takes off differs
     peak = peak_above_start(lambda: step(call, model, ids()) and None, torch.device("cpu"))
     own = sum(p.nbytes for p in model.parameters())  # the copies of the gradients that `step` returns
     assert report.predicted_peak - report.baseline <= peak <= report.predicted_peak - report.baseline + own
