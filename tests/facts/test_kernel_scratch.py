@@ -135,6 +135,30 @@ def test_on_cuda_flash_attention_keeps_sums_of_the_gradient_in_its_backward():
     assert not kernels.notes
 
 
+def test_on_cuda_sorts_scans_and_grouped_products_have_rules():
+    """Figures of torch's host code on a simulated H100; tests/simulated holds the rules against it."""
+    from memgraph.facts.kernel_scratch import of_operator
+
+    aten = torch.ops.aten
+    index, offsets = torch.empty(8192, dtype=torch.int64, device="meta"), torch.empty(8, device="meta")
+    rows, weights = meta(4096, 256), meta(8, 256, 512)
+    with kernel_scratch.looking_up(kernel_scratch.Kernels()) as kernels:
+        assert of_operator(aten.sort.default, [meta(4, 8192)], {}, (), "cuda") == 928_255
+        assert of_operator(aten.cumsum.default, [index, 0], {}, index, "cuda") == 1_279
+        given = [meta(4096, 1024), [index], meta(8192, 1024)]
+        assert of_operator(aten.index_put.default, [*given, True], {}, given[0], "cuda") == 399_871
+        assert of_operator(aten.index_put.default, given, {}, given[0], "cuda") == 0
+        assert of_operator(aten._grouped_mm.default, [rows, weights, offsets], {}, rows, "cuda") == 68_064
+        assert not kernels.notes
+        several = [given[0], [index, index], meta(8192)]
+        assert of_operator(aten.index_put.default, [*several, True], {}, given[0], "cuda") == 0
+    assert "other indices than one of the first dimension" in kernels.notes[0]
+
+
+def meta(*size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.bfloat16, device="meta")
+
+
 RUNS = []
 
 
