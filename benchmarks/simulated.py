@@ -70,15 +70,18 @@ def measure(task: Task) -> Iterator[Result]:
         if found is None:
             yield {"asked": row.asked, "minimum": row.minimum}
             continue
+        one = len(set(found.launched)) == 1  # else the plan of the last place in a step, in whole blocks
+        predicted = found.predicted if one else found.launched[-1]
+        requested, allocated = (peaks if one else peaks[-1:] for peaks in (found.requested, found.allocated))
         yield {
             "asked": row.asked,
             "budget": found.report.budget,
-            "predicted": found.level + found.predicted,
-            "requested": found.level + max(found.requested),
-            "allocated": found.level + max(found.allocated),
+            "predicted": found.level + predicted,
+            "requested": found.level + max(requested),
+            "allocated": found.level + max(allocated),
             "reserved": found.reserved,
-            "off": max((peak - found.predicted for peak in found.requested), key=abs),
-            "first": found.requested[0] - found.requested[-1],
+            "off": max((peak - predicted for peak in requested), key=abs),
+            "first": requested[0] - requested[-1],
             "attempts": found.report.attempts,
             "notes": found.report.notes,
         }
