@@ -20,7 +20,7 @@ from memgraph import simulator
 
 HEADS = (
     "case", "budget asked for", "budget", "predicted", "requested", "allocated", "reserved", "requested - predicted",
-    "first step", "plans tried",
+    "first step", "plans tried", "off the device",
 )  # fmt: skip
 
 
@@ -45,8 +45,8 @@ def main(
 
 NOTE = (
     "MiB, the baseline included; requested and allocated are the most of all steps, reserved is at the end, and `first "
-    "step` is what the first one requested more than the last. Differences in bytes. A refused budget names the "
-    "smallest that can be kept, which is tried then."
+    "step` is what the first one requested more than the last. Differences in bytes; `off the device` is what a step "
+    "keeps on host or disk. A refused budget names the smallest that can be kept, which is tried then."
 )
 
 
@@ -58,7 +58,13 @@ def cells(row: Result) -> list[str]:
         said = row.get("failure") or f"refused: at least {table.mib(row['minimum'])}"
         return [row["case"], asked, said, *[""] * (len(HEADS) - 3)]
     figures = [table.mib(row[key]) for key in ("budget", "predicted", "requested", "allocated", "reserved")]
-    return [row["case"], asked, *figures, *(f"{row[key]:,}" for key in ("off", "first", "attempts"))]
+    return [
+        row["case"],
+        asked,
+        *figures,
+        *(f"{row[key]:,}" for key in ("off", "first", "attempts")),
+        table.mib(row.get("away")),
+    ]
 
 
 def measure(task: Task) -> Iterator[Result]:
@@ -83,6 +89,7 @@ def measure(task: Task) -> Iterator[Result]:
             "off": max((peak - predicted for peak in requested), key=abs),
             "first": requested[0] - requested[-1],
             "attempts": found.report.attempts,
+            "away": found.report.bytes_on("host") + found.report.bytes_on("nvme"),
             "notes": found.report.notes,
         }
 

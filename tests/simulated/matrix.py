@@ -44,9 +44,9 @@ CASES = {
     "autocast": Case("llama", SMALL | {"dtype": torch.float32}, shares=BOTH),
     "tiles": Case("llama", SMALL | {"words": 8192}, {"tile": True}, shares=BOTH),
     "mixture": Case("mixture", FEW),
-    "host": Case("llama", offload=("host",), shares=BOTH),
-    "disk": Case("llama", offload=("nvme",)),
-    "both": Case("llama", offload=("host", "nvme")),
+    "host": Case("llama", options={"recompute": False}, offload=("host",)),
+    "disk": Case("llama", options={"recompute": False}, offload=("nvme",)),
+    "both": Case("llama", options={"recompute": False}, offload=("host", "nvme")),
     "lora": Case("lora", shares=BOTH),
     "accumulation": Case("llama", SMALL | {"backwards": 2}, shares=BOTH),
 }
@@ -83,7 +83,7 @@ def rows(name: str) -> Iterator[Row]:
 def _row(name: str, asked: str, budget: float | None) -> Row:
     case, options = CASES[name], {"budget": budget}
     with tempfile.TemporaryDirectory(prefix="memgraph-simulated-") as folder:
-        tiers = {"host": {"host": "1GiB"}, "nvme": {"nvme": folder}}
+        tiers = {"host": {"host": "8MiB" if "nvme" in case.offload else "1GiB"}, "nvme": {"nvme": folder}}
         if case.offload:
             chosen = [tiers[tier] for tier in case.offload]
             options["offload"] = dict(ChainMap({"min_bytes": "256KiB"}, *chosen))
