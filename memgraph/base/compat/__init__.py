@@ -81,7 +81,6 @@ from memgraph.base.compat.profiler import (
     stop_allocations,
 )
 from memgraph.base.compat.scheduler import (
-    is_written,
     lowers_backward,
     overwriters,
     recompute_ancestors,
@@ -151,7 +150,6 @@ __all__ = [
     "invoke_subgraph",
     "is_fake",
     "is_size",
-    "is_written",
     "largest",
     "local",
     "lower_shards",
