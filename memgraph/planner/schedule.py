@@ -66,8 +66,8 @@ def make_schedule(
 ) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
-    settle: sums of a gradient are written to memory one by one, and so is a mask that is computed again and that several
-    steps read. By itself Inductor adds products one by one, and makes one kernel of all other additions, until which
+    settle: sums of a gradient are written to memory one by one, and so is a mask that is computed again and read by
+    several steps. By itself Inductor adds products one by one, and makes one kernel of all other additions, until which
     all that they add stays live; and of a mask it writes the random numbers, which take more bytes.
 
     Raises Unschedulable.
