@@ -1,4 +1,6 @@
-"""Have the sums of a gradient written to memory one by one, so that the summands can be freed.
+"""Have some values written to memory, so that what they are made of can be freed.
+
+Sums of a gradient, one by one:
 
     before:  s1 = m0 + m1; s2 = s1 + m2; ...; dW = sn      one kernel of all additions: m0 to mn are live until it runs
     after:   s1* = m0 + m1; s2* = s1* + m2; ...            * written: m0, m1 and s1 are freed as soon as they are added
@@ -6,6 +8,11 @@
 The plan names the additions (`Plan.settled`): they sum the gradient of a value with many readers, such as a weight of
 a cell that is unrolled over time. No operator is added, and the order of additions stays. Inductor would fuse the
 additions again; `KeepOrder` makes each matrix product wait for the sums before it, so that they cannot be fused.
+
+Masks of random numbers that the backward computes again for several readers:
+
+    before:  r = random(); kept = (r > p) * x; ...; dx = (r > p) * dy     r is written, four bytes an entry
+    after:   m* = random() > p; kept = m * x; ...; dx = m * dy            one byte an entry
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from memgraph.planner.decisions import Plan
 
 
 def settle(split: Split, plan: Plan) -> Rewritten[Split]:
-    """Mark the sums that the plan has written to memory.  Raises ValueError where the backward does not hold one."""
+    """Mark the values that the plan has written to memory.  Raises ValueError where the backward does not hold one."""
     missing = set(plan.settled)
     if plan.stock or not missing:
         return Rewritten(split, modified=False)

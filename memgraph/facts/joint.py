@@ -18,6 +18,7 @@ from memgraph.facts import regions
 from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
 from memgraph.facts.bodies import NodeReader
 from memgraph.facts.costs import logical_bytes, storage_span
+from memgraph.facts.drawn_masks import drawn_masks
 from memgraph.facts.gradient_sums import gradient_sums
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
@@ -88,7 +89,7 @@ def read_joint(
     region_of, found = _regions(sides)
     overwritten = overwritten_inputs(joint.graph.nodes)
     reader = NodeReader(nodes, hardware, granularity)
-    sums, forward = gradient_sums(sides.backward), frozenset(sides.forward)
+    sums, masks, forward = gradient_sums(sides.backward), drawn_masks(nodes), frozenset(sides.forward)
     device = _device(nodes, hardware.device)
     values: list[Value] = []
     for node in nodes:
@@ -103,6 +104,7 @@ def read_joint(
                 fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
                 pin=_pin(node, pins or {}),
                 accumulates=node in sums,
+                masks=node in masks,
                 movable=owns and value.kind != "primal" and _movable(val, device),
                 module=_path(node) if node in forward else "",
                 source=_source(node),

@@ -41,7 +41,8 @@ class Program:
     dropped: frozenset[int] = frozenset()
     """Those of `outputs` whose storage goes soon after the program."""
     settled: frozenset[int] = frozenset()
-    """The slots that are written to memory whatever reads them: sums of a gradient, so that their parts go."""
+    """The slots that are written to memory whatever reads them: sums of a gradient, so that their parts go, and masks,
+    so that the random numbers go of which they are made."""
 
 
 @dataclasses.dataclass(frozen=True)

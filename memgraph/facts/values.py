@@ -55,6 +55,8 @@ class Value:
     """Whether its bytes may be copied to another tier and back: it owns them, and they lie densely on the device."""
     accumulates: bool = False
     """Whether it is one of the sums by which a gradient adds up, each read by the next one alone."""
+    masks: bool = False
+    """Whether it is made of random numbers alone and takes fewer bytes than they do."""
     scratch: int = 0
     """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""

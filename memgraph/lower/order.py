@@ -1,22 +1,20 @@
-"""Keep the backward in the plan's order through Inductor's scheduler: a dependency from each operator to the next.
+"""Keep a graph in the plan's order through Inductor's scheduler: kernels stay between the operators they stand between.
 
     plan:      product = silu(gate) * up;  dW = product.T @ dz;  dh = dz @ W.T;  dgate, dup = silu_backward(dh, ...)
     Inductor:  dh first, then ONE kernel for product, dgate and dup (they read the same), and dW after it:
                product, dgate, dup and dh stand at the same time
-    here:      dh waits for dW, so product cannot join the kernel that needs dh
+    here:      dW waits for product, dh for dW, dgate and dup for dh: product cannot join their kernel
 
-A forward out of which values are copied is kept in order as well: a copy's end stands where the plan put it.
+The operators that fuse with nothing (matrix products, attention) are tied to each other, and each of the others to the
+operators before and after it. So are Inductor's templates (max-autotune, flex attention). What lies between two of
+them still fuses. What is recomputed late does not join a kernel that reads the same early, and a sum over tokens (the
+gradient of a norm's weight) does not wait for a kernel of its shape, with all that it adds up. A forward out of which
+values are copied is kept in order as well: a copy's end stands where the plan put it.
 
 Where a value could take the place of one that it is computed from, but for a reader that picks entries of that (the
 loss picks the logit of each label), it waits for this reader: in one kernel with it, it would get a buffer of its own.
 
-A sum of gradients that the plan wants written (passes/settle.py) is waited for by the next operator, which so cannot
-become part of a later sum's kernel, nor can the sum.
-
-Only operators with a kernel of their own (matrix products, attention) are tied, be it a library's or a template of
-Inductor's (max-autotune, flex attention); what lies between two of them still fuses.
-Measured on a Llama of 2 layers (hidden 128, MLP 512, 1,024 tokens) planned for 14.9 MiB: 20.4 MiB as Inductor would
-have it (20.9 with reorder_for_peak_memory off), see docs/decisions/0004.
+What that saves, measured on seven models: docs/decisions/0004.
 """
 
 from __future__ import annotations
@@ -36,18 +34,19 @@ class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
     def __call__(self, nodes: list[Any]) -> list[Any]:
         if not self.planned(compat.lowers_backward()):
             return nodes
-        previous = None
-        sums: list[Any] = []
+        operator = None
+        between: list[Any] = []
         for node in nodes:
-            if compat.is_written(node):
-                sums.append(node)
-            if not ((node.is_extern() or node.is_template()) and list(node.get_buffer_names())):
+            if operator is not None:
+                compat.run_after(node, operator)
+            if not list(node.get_buffer_names()):
                 continue
-            for earlier in (*sums, previous):
-                if earlier is not None:
-                    compat.run_after(node, earlier)
-            previous = node
-            sums.clear()
+            if not (node.is_extern() or node.is_template()):
+                between.append(node)
+                continue
+            for earlier in between:
+                compat.run_after(node, earlier)
+            operator, between = node, []
         for node, reader in compat.overwriters(nodes):
             compat.run_after(node, reader)
         if nodes:

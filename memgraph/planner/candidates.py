@@ -84,9 +84,9 @@ class Candidates:
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
-        # A plan of ours settles the sums of gradients (schedule.py). In a graph without such sums, the set that
-        # Inductor saves is its own choice.
-        if not any(value.accumulates for value in facts.values):
+        # A plan of ours settles sums of gradients, and masks that the backward computes again (schedule.py). In a graph
+        # without them, the set that Inductor saves is its own choice.
+        if not any(value.accumulates or (value.masks and i in base.recomputed) for i, value in enumerate(facts.values)):
             self._seen[frozenset(base.saved), copies] = self.stock
 
     def of(self, saved: frozenset[int], copies: Copies | None = None) -> Candidate | None:

@@ -216,7 +216,8 @@ class Plan:
     """The values that leave the device, in the order of the forward."""
 
     settled: tuple[str, ...] = ()
-    """Sums of gradients in the backward that are written to memory one by one."""
+    """The nodes of the backward that are written to memory although their readers could have them inlined: sums of
+    gradients, one by one, and masks of random numbers."""
 
     @property
     def tiled(self) -> bool:

@@ -16,9 +16,21 @@ from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.regions import matched
 from memgraph.facts.values import Value
 from memgraph.planner.candidates import Candidate, dropped_storages
-from memgraph.planner.decisions import Decision, Event, Phase, Plan, Refusal, Step, Timeline, Transfer, Where
+from memgraph.planner.decisions import (
+    Decision,
+    Event,
+    Phase,
+    Plan,
+    Refusal,
+    Step,
+    Timeline,
+    Transfer,
+    Where,
+    node_name,
+)
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
+from memgraph.planner.schedule import Schedule
 from memgraph.planner.solve import Planner
 
 # --- the plan ---------------------------------------------------------------------------------------------
@@ -39,8 +51,14 @@ def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tup
         peak=chosen.peak,
         seconds=chosen.seconds,
         transfers=tuple(_transfers(facts, chosen)),
-        settled=tuple(values[schedule.backward.values[slot]].name for slot in sorted(schedule.backward.settled)),
+        settled=tuple(_settled(values, schedule)),
     )
+
+
+def _settled(values: Sequence[Value], schedule: Schedule) -> Iterator[str]:
+    for slot in sorted(schedule.backward.settled):
+        i, copy = schedule.backward_steps[slot - schedule.backward.inputs]
+        yield node_name(values[i].name, copy)
 
 
 def _transfers(facts: JointFacts, chosen: Candidate) -> Iterator[Transfer]:

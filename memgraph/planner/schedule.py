@@ -23,7 +23,8 @@ tests/properties/test_plans.py run the schedule, bit for bit against the unplann
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
@@ -65,8 +66,9 @@ def make_schedule(
 ) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
-    settle: sums of a gradient are written to memory one by one. By itself Inductor adds products one by one, and makes
-    one kernel of all other additions, until which all that they add stays live.
+    settle: sums of a gradient are written to memory one by one, and so is a mask that is computed again and read by
+    several steps. By itself Inductor adds products one by one, and makes one kernel of all other additions, until which
+    all that they add stays live; and of a mask it writes the random numbers, which take more bytes.
 
     Raises Unschedulable.
     """
@@ -211,12 +213,21 @@ def _backward_program(
         inputs=len(inputs),
         outputs=frozenset(slot[i, 0] for i in facts.backward_outputs if (i, 0) in slot),
         owned=_owned(facts, inputs),
-        settled=frozenset(
-            slot[i, copy]
-            for i, copy in steps
-            if values[i].accumulates and (settle or any(_is_product(values, j) for j in values[i].inputs))
-        ),
+        settled=frozenset(slot[step] for step in _settled(facts, steps, reads, settle)),
     )
+
+
+def _settled(
+    facts: JointFacts, steps: Sequence[Copy], reads: Sequence[tuple[Copy, ...]], settle: bool
+) -> Iterator[Copy]:
+    """The steps that are written to memory whatever reads them."""
+    values = facts.values
+    readers = Counter(read for step in reads for read in step)
+    for step in steps:
+        value = values[step[0]]
+        adds = value.accumulates and (settle or any(_is_product(values, j) for j in value.inputs))
+        if adds or (value.masks and settle and readers[step] > 1):
+            yield step
 
 
 def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:

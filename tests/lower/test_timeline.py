@@ -118,7 +118,7 @@ def test_cuda_sizes_are_rounded_and_other_devices_do_not_count():
             triton_0.run(buf0, 3, stream=stream0)
         buf1 = empty_strided_cpu_pinned((3, ), (1, ), torch.float32)
         buf1.copy_(buf0, True)
-        buf2 = torch.ops.aten.cumsum.default(buf0, dim=0)
+        buf2 = torch.ops.aten.flip.default(buf0, [0])
         return (buf0, buf1, buf2, )
     """
     before = "triton_0 = async_compile.triton('triton_0', '''code''')"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memgraph.facts.joint import JointFacts
+from memgraph.facts.liveness import sweep
 from memgraph.planner.copies import Copies
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from tests.support.facts import SETTINGS, again, graphs, value
@@ -68,3 +71,26 @@ def test_no_copy_for_the_sake_of_which_its_source_would_stay():
     facts = JointFacts(tuple(values), (1, 2, 3, 4), (6, 7, 8), (), (8,), frozenset((2, 3)), ("0", "1"))
     schedule = make_schedule(facts, (), Copies.OF_LIVE)
     assert [step for step in schedule.backward_steps if step[0] == 2] == [(2, 0)]
+
+
+def test_a_mask_that_several_read_is_written_where_it_is_computed_again():
+    """Else Inductor writes the random numbers, of four times the bytes, which both readers would compare again."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("r", "pointwise", at=1, size=8, seconds=0.1),
+        dataclasses.replace(value("m", "pointwise", 1, at=2, size=2, seconds=0.1), masks=True),
+        value("kept", "pointwise", 0, 2, at=3, size=8, seconds=0.1),
+        value("y", "extern", 3, at=4, size=8, seconds=1.0),
+        value("dy", "tangent", at=5, size=8),
+        value("b", "extern", 3, 5, at=6, size=8),
+        value("dx", "pointwise", 2, 6, at=7, size=8),
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3, 4), (6, 7), (4,), (7,), frozenset((2, 3)), ("0",))
+    again, saved = make_schedule(facts, ()), make_schedule(facts, (2,))
+    assert [again.backward.values[slot] for slot in again.backward.settled] == [2]
+    assert not saved.backward.settled  # the mask is not computed again
+    assert not make_schedule(facts, (3,)).backward.settled  # one reader: it is inlined
+    assert not make_schedule(facts, (), settle=False).backward.settled
+    named = dict(zip(again.backward.values, sweep(values, again.backward, fused=True).usage, strict=True))
+    unsettled = make_schedule(facts, (), settle=False).backward
+    assert named[6] == dict(zip(unsettled.values, sweep(values, unsettled, fused=True).usage, strict=True))[6] + 2

@@ -84,7 +84,6 @@ from memgraph.base.compat.profiler import (
     stop_allocations,
 )
 from memgraph.base.compat.scheduler import (
-    is_written,
     lowers_backward,
     overwriters,
     recompute_ancestors,
@@ -156,7 +155,6 @@ __all__ = [
     "is_fake",
     "is_size",
     "is_tuned_when_run",
-    "is_written",
     "largest",
     "local",
     "lower_shards",

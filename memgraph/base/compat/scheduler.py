@@ -63,12 +63,6 @@ def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def is_written(node: Any) -> bool:
-    """Whether a scheduler node computes, without fusion, the value of a node that `write_to_memory` marked."""
-    origin = getattr(node.node, "get_origin_node", lambda: None)() if node.node is not None else None
-    return origin is not None and bool(origin.meta.get("inductor_realize_to_strides"))
-
-
 def recompute_ancestors(node: Any) -> None:
     """Let Inductor's scheduler take note of new dependencies before it fuses."""
     node.scheduler.compute_ancestors()

@@ -1,0 +1,60 @@
+"""The order of a plan in Inductor's scheduler: which node waits for which."""
+
+import types
+
+import torch
+import torch._inductor.virtualized
+
+from memgraph.lower.order import KeepOrder
+
+
+class Node:
+    """A scheduler node as the pass sees it."""
+
+    def __init__(self, name, scheduler, extern=False):
+        self.name, self.scheduler, self.extern = name, scheduler, extern
+        self.ancestors, self.unmet_dependencies = set(), set()
+        self.read_writes = types.SimpleNamespace(reads=(), writes=())
+
+    def is_extern(self):
+        return self.extern
+
+    def is_template(self):
+        return False
+
+    def is_reduction(self):
+        return False
+
+    def get_buffer_names(self):
+        return {f"buf_{self.name}"}
+
+    def get_operation_names(self):
+        return {f"op_{self.name}"}
+
+
+def ordered(names, planned=True):
+    """The nodes that each node waits for; in capitals those that fuse with nothing."""
+    scheduler = types.SimpleNamespace(compute_ancestors=lambda: None, name_to_buf={})
+    nodes = [Node(name, scheduler, extern=name.isupper()) for name in names]
+    with torch._inductor.virtualized.V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
+        assert KeepOrder(lambda backward: planned, "identity")(nodes) == nodes
+    return {
+        node.name: "".join(sorted(dep.name.removeprefix("buf_") for dep in node.unmet_dependencies)) for node in nodes
+    }
+
+
+def test_kernels_stay_between_the_operators_that_they_stand_between():
+    assert ordered("abMcNd") == {"a": "", "b": "", "M": "ab", "c": "M", "N": "Mc", "d": "N"}
+
+
+def test_a_graph_that_is_not_planned_is_left_alone():
+    assert set(ordered("abMcNd", planned=False).values()) == {""}
+
+
+def test_nothing_waits_for_what_it_waits_for_already():
+    scheduler = types.SimpleNamespace(compute_ancestors=lambda: None, name_to_buf={})
+    first, second = Node("M", scheduler, extern=True), Node("N", scheduler, extern=True)
+    second.ancestors = {"op_M"}
+    with torch._inductor.virtualized.V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
+        KeepOrder(lambda backward: True, "identity")([first, second])
+    assert not second.unmet_dependencies
