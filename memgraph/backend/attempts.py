@@ -83,6 +83,8 @@ class Next:
         planner_knows_nothing_smaller = peak > limit - self.bound.margin
         if self.bound.last or planner_knows_nothing_smaller:
             return None if self.resort is None else Next(self.resort)
+        if missed.planned.plain:  # now its peak is known; by the sweep it would be chosen again
+            return dataclasses.replace(self, bound=dataclasses.replace(self.bound, unplanned=missed.above))
         # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
         target = peak - (missed.above - limit)
         margin = limit - int(target / (1 - SPARE))

@@ -163,6 +163,8 @@ class Planning:
         known = self.bound.unplanned if unplanned.stock and not variant.cut.tiled else None
         if limit is None or (unplanned.peak if known is None else known) <= limit:
             return unplanned
+        if known is not None:  # Inductor's own choice is too large, whatever the sweep says of it
+            limit = min(limit, unplanned.peak - 1)
         return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
 
     def among_others(self, variant: _Variant) -> Candidate | None:

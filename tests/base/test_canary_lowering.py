@@ -77,6 +77,23 @@ def test_a_dependency_orders_products():
     assert len(in_order) == 2 and operands(second_first) == in_order[::-1]
 
 
+def test_a_dependency_outlasts_a_change_of_loops():
+    """A fused kernel's loops are read anew: only dependencies among its reads are kept."""
+    kept = []
+
+    def changed(nodes):
+        product, kernel = sorted(nodes, key=lambda node: not node.is_extern())
+        compat.run_after(kernel, product)
+        kernel.refresh_dependencies(normalize=False, need_clear_tiling_cache=False)
+        kept.append((product.get_buffer_names(), {dep.name for dep in kernel.unmet_dependencies}))
+        raise RuntimeError("no C++ compiler for this")
+
+    with torch.no_grad(), pytest.raises(Exception, match="no C"):
+        compiled(lambda x, w: (x @ w, x.sin()), square(), square(), order=changed)
+    ((product, waits),) = kept
+    assert waits == product
+
+
 STATEMENTS = """
     (\\w+, )*\\w+,? = args | args\\.clear\\(\\)
     assert_size_stride(_grouped)?\\(.*\\) | assert_tensor_metadata\\(.*\\) | assert_alignment\\(.*\\)

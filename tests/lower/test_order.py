@@ -2,8 +2,7 @@
 
 import types
 
-import torch
-import torch._inductor.virtualized
+from torch._inductor.virtualized import V
 
 from memgraph.lower.order import KeepOrder
 
@@ -15,6 +14,10 @@ class Node:
         self.name, self.scheduler, self.extern = name, scheduler, extern
         self.ancestors, self.unmet_dependencies = set(), set()
         self.read_writes = types.SimpleNamespace(reads=(), writes=())
+
+    def add_fake_dep(self, dep):
+        assert dep.is_fake  # else a buffer would live longer for it
+        self.unmet_dependencies.add(dep)
 
     def is_extern(self):
         return self.extern
@@ -36,7 +39,7 @@ def ordered(names, planned=True):
     """The nodes that each node waits for; in capitals those that fuse with nothing."""
     scheduler = types.SimpleNamespace(compute_ancestors=lambda: None, name_to_buf={})
     nodes = [Node(name, scheduler, extern=name.isupper()) for name in names]
-    with torch._inductor.virtualized.V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
+    with V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
         assert KeepOrder(lambda backward: planned, "identity")(nodes) == nodes
     return {
         node.name: "".join(sorted(dep.name.removeprefix("buf_") for dep in node.unmet_dependencies)) for node in nodes
@@ -55,6 +58,6 @@ def test_nothing_waits_for_what_it_waits_for_already():
     scheduler = types.SimpleNamespace(compute_ancestors=lambda: None, name_to_buf={})
     first, second = Node("M", scheduler, extern=True), Node("N", scheduler, extern=True)
     second.ancestors = {"op_M"}
-    with torch._inductor.virtualized.V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
+    with V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
         KeepOrder(lambda backward: True, "identity")([first, second])
     assert not second.unmet_dependencies

@@ -25,8 +25,9 @@ def lowers_backward() -> bool:
 def run_after(node: Any, previous: Any) -> None:
     """Make a scheduler node wait for another; no buffer lives longer for it.
 
-    The dependency is put among those that decide over order and fusion, not among the node's reads: these decide when a
-    buffer is freed.
+    A fake dependency decides over order and fusion, and not when a buffer is freed. It stands among the node's reads:
+    where the scheduler reads a node anew, since its loops have changed, it keeps those and no others. A dependency that
+    is lost after fusion is worse than none: the scheduler takes the place of a buffer that an ancestor still reads.
     """
     from torch._inductor.dependencies import WeakDep
 
@@ -34,7 +35,7 @@ def run_after(node: Any, previous: Any) -> None:
         return  # it does so already
     name = next(iter(previous.get_buffer_names()))
     # Not a buffer that the node writes: the scheduler would ask whether it may be fused with what it waits for.
-    node.unmet_dependencies.add(WeakDep(name, mutating_buf=name))
+    node.add_fake_dep(WeakDep(name, mutating_buf=name, is_fake=True))
 
 
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
