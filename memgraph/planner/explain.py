@@ -30,7 +30,6 @@ from memgraph.planner.decisions import (
 )
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
-from memgraph.planner.schedule import Schedule
 from memgraph.planner.solve import Planner
 
 # --- the plan ---------------------------------------------------------------------------------------------
@@ -51,14 +50,8 @@ def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tup
         peak=chosen.peak,
         seconds=chosen.seconds,
         transfers=tuple(_transfers(facts, chosen)),
-        settled=tuple(_settled(values, schedule)),
+        settled=tuple(node_name(values[i].name, copy) for i, copy in schedule.settled()),
     )
-
-
-def _settled(values: Sequence[Value], schedule: Schedule) -> Iterator[str]:
-    for slot in sorted(schedule.backward.settled):
-        i, copy = schedule.backward_steps[slot - schedule.backward.inputs]
-        yield node_name(values[i].name, copy)
 
 
 def _transfers(facts: JointFacts, chosen: Candidate) -> Iterator[Transfer]:

@@ -241,4 +241,5 @@ def _reloaded(old: Program, gone: Mapping[int, Move]) -> Program:
         outputs=frozenset(new_slot[s] for s in old.outputs),
         owned=frozenset(new_slot[s] for s in old.owned if new_slot[s] < inputs),
         loads=frozenset(loads),
+        settled=frozenset(new_slot[s] for s in old.settled),
     )

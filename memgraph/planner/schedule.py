@@ -56,6 +56,12 @@ class Schedule:
     copies: Copies
     """Which values may be computed more than once."""
 
+    def settled(self) -> tuple[Copy, ...]:
+        """The steps of the backward that are written to memory whatever reads them."""
+        program = self.backward
+        slots = (slot for slot in range(program.inputs, len(program.values)) if slot not in program.loads)
+        return tuple(step for slot, step in zip(slots, self.backward_steps, strict=True) if slot in program.settled)
+
 
 class Unschedulable(Exception):
     """A saved set from which the backward cannot be computed: a value that must not run twice is missing."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.queues import Clock, Placement, Tier, place
 from memgraph.planner.schedule import Schedule, make_schedule
-from tests.support.facts import SETTINGS, chain
+from tests.support.facts import SETTINGS, chain, value
 
 
 def played(facts: JointFacts, schedule: Schedule, placed: Placement, rates: dict[str, Tier]) -> float:
@@ -51,6 +51,29 @@ def _backward(facts: JointFacts, schedule: Schedule, placed: Placement, rates: d
         now = max([now, *(ends[move.value] for move in placed.moves if move.use == step)])
         now, work = now + facts.values[v].seconds, work + facts.values[v].seconds
     return now - work
+
+
+def test_what_is_written_to_memory_stays_so_beside_copies():
+    """A value that is brought back takes a place in the program, and the steps behind it another one."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("y", "extern", 0, at=1, size=8, seconds=1.0),
+        value("r", "pointwise", at=2, size=8, seconds=0.1),
+        dataclasses.replace(value("m", "pointwise", 2, at=3, size=2, seconds=0.1), masks=True),
+        value("kept", "pointwise", 1, 3, at=4, size=8, seconds=0.1),
+        value("z", "extern", 4, at=5, size=8, seconds=1.0),
+        value("dz", "tangent", at=6, size=8),
+        value("b", "extern", 4, 6, at=7, size=8, seconds=1.0),
+        value("dy", "pointwise", 3, 7, at=8, size=8, seconds=0.1),
+        value("dx", "extern", 0, 8, at=9, size=8, seconds=1.0),
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3, 4, 5), (7, 8, 9), (5,), (9,), frozenset((1,)), ("0",))
+    schedule = make_schedule(facts, (1,))
+    placed = place(facts, schedule, Clock(facts, schedule), [(1, Tier("host", 1.0, 1.0))], 0)
+    assert placed.schedule.backward.loads and placed.schedule.backward.settled != schedule.backward.settled
+    for found in (schedule, placed.schedule):
+        assert found.settled() == ((3, 0),)
+        assert {found.backward.values[slot] for slot in found.backward.settled} == {3}
 
 
 nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8)
