@@ -77,6 +77,10 @@ class Next:
     resort: Bound | None = None
     """The bound of a plan that is known to fit: taken where the planner does not know what else to try."""
 
+    def final(self) -> Next:
+        """The bound of the last attempt: that of a plan that is known to fit, else the lowest peak that there is."""
+        return Next(dataclasses.replace(self.bound, last=True) if self.resort is None else self.resort)
+
     def after(self, missed: Attempt, limit: int) -> Next | None:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
         peak = missed.planned.plan.peak
@@ -157,7 +161,7 @@ class Attempts:
         tried: list[Attempt] = []
         while step is not None and len(tried) < ATTEMPTS:
             if len(tried) == ATTEMPTS - 1:
-                step = dataclasses.replace(step, bound=dataclasses.replace(step.bound, last=True))
+                step = step.final()
             lowered = self._lowered(step.bound, kept)
             if not lowered.partitioner.planned:
                 return self._found_again(lowered.compiled, kept)

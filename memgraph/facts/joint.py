@@ -110,8 +110,7 @@ def read_joint(
                 source=_source(node),
             )
         )
-    saved = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]}
-    saved = saved.intersection(node.name for node in nodes)
+    saved = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
     saved |= _replayed(sides.backward, saved, overwritten, repeatable)
     place, outputs = reader.position, _outputs(joint)
     return JointFacts(

@@ -24,6 +24,12 @@ def test_inductors_own_choice_is_not_tried_again_by_its_sweep():
     assert after.bound == dataclasses.replace(first.bound, unplanned=1002)
 
 
+def test_the_last_attempt_is_what_is_known_to_fit():
+    resort = Bound(bytes=1000, margin=500)
+    assert Next(Bound(bytes=1000, margin=3), resort).final() == Next(resort)
+    assert Next(Bound(bytes=1000, margin=3)).final().bound == Bound(bytes=1000, margin=3, last=True)
+
+
 def test_nothing_smaller_is_known():
     assert Next(Bound(bytes=1000, last=True)).after(missed(990, 1002, plain=False), 1000) is None
     assert Next(Bound(bytes=1000, margin=100)).after(missed(990, 1002, plain=False), 1000) is None
