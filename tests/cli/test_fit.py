@@ -165,7 +165,7 @@ def test_a_function_of_a_script(script):
 
 
 def test_an_optimizer_whose_step_is_too_large_is_told(config):
-    result = on_a_cpu(config, "--sequence", 64, "--budget", "1200KiB")
+    result = on_a_cpu(config, "--sequence", 8, "--budget", "1320KiB")
     assert result.exit_code == 3 and "the step of AdamW" in result.output
     assert set(changes(result.output)) == {"budget"}
 
