@@ -166,7 +166,7 @@ def _back(
     latest = _latest(facts, clock, order)
     load: dict[int, int] = {}
     free: dict[str, float] = {}  # when each tier's queue is through
-    delay, ahead = 0.0, 0
+    delay, ahead, not_before = 0.0, 0, 0
     unused: list[int] = []  # values whose copy back starts before the one at hand is needed
     for v, tier in order:
         size, use = facts.values[v].bytes, clock.first_use[v]
@@ -174,9 +174,10 @@ def _back(
         unused.append(v)
         ahead += size
         while len(unused) > 1 and ahead - size > window:
-            oldest = unused.pop(0)  # it has to be used before this one may come
+            oldest = unused.pop(0)  # it has to be used before this one may come, and so before those behind this one
             ahead -= facts.values[oldest].bytes
-            at = min(use, max(at, clock.first_use[oldest]))
+            not_before = clock.first_use[oldest]
+        at = min(use, max(at, not_before))
         if window == 0:
             at = use
         load[v] = at
