@@ -7,16 +7,16 @@ attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memgraph.backend.alike import name_of_plan
+from memgraph.backend.attempt import Attempt, Next, first_attempt
 from memgraph.backend.budget import Bound, nested_note
-from memgraph.backend.destinations import reserve, tier_bytes
+from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.inductor import Graph, Job, lower, read_graphs, read_step, refuses_cuda_graphs
-from memgraph.backend.joint_graph import SPARE, Planned
+from memgraph.backend.joint_graph import Planned
 from memgraph.backend.outcome import budget_error, build_report, found_again
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
@@ -51,63 +51,6 @@ class Lowered:
     compiled: Any
     """What Dynamo calls in place of its graph."""
     graphs: list[Graph]
-
-
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """A plan that was lowered."""
-
-    bound: Bound
-    """What the plan was made for."""
-    compiled: Any
-    """What Dynamo calls in place of its graph."""
-    planned: Planned
-    tier_bytes: Mapping[str, int]
-    """Bytes that one step keeps on each tier, by the tier's name, nested regions included."""
-    report: Report
-    above: int
-    """Bytes above the baseline that a step reaches with the sizes of the launch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Next:
-    """The bound of the next attempt."""
-
-    bound: Bound
-    resort: Bound | None = None
-    """The bound of a plan that is known to fit: taken where the planner does not know what else to try."""
-
-    def final(self) -> Next:
-        """The bound of the last attempt: that of a plan that is known to fit, else the lowest peak that there is."""
-        return Next(dataclasses.replace(self.bound, last=True) if self.resort is None else self.resort)
-
-    def after(self, missed: Attempt, limit: int) -> Next | None:
-        """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
-        peak = missed.planned.plan.peak
-        planner_knows_nothing_smaller = peak > limit - self.bound.margin
-        if self.bound.last or planner_knows_nothing_smaller:
-            return None if self.resort is None else Next(self.resort)
-        if missed.planned.plain:  # now its peak is known; by the sweep it would be chosen again
-            return dataclasses.replace(self, bound=dataclasses.replace(self.bound, unplanned=missed.above))
-        # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
-        target = peak - (missed.above - limit)
-        margin = limit - int(target / (1 - SPARE))
-        bound = dataclasses.replace(self.bound, margin=max(margin, self.bound.margin + 1))
-        return dataclasses.replace(self, bound=bound)
-
-
-def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None, limit: int | None) -> Next:
-    """The bound of the first attempt: that of the plan that was accepted before, else what the options ask for.
-
-    limit: bytes above the baseline that a step may reach, where that is known.
-    """
-    if lowest is None or limit is None or lowest.above > limit:
-        return Next(wanted if kept is None else kept.bound)
-    if kept is not None:
-        return Next(kept.bound, lowest.bound)
-    if lowest.above > limit * (1 - SPARE):  # there is no room for anything faster
-        return Next(lowest.bound)
-    return Next(wanted, lowest.bound)
 
 
 class Attempts:
@@ -379,17 +322,3 @@ class Attempts:
 def _counted(timeline: Timeline, device: str) -> Timeline:
     """A timeline as the device's allocator counts it, which a budget is held against: on CUDA in whole blocks."""
     return timeline.in_blocks() if caching_allocator.leaves_uncut(device) else timeline
-
-
-def holding(compiled: Any, kept: list[Any]) -> Any:
-    """The same callable, which keeps some objects alive for as long as it lives itself."""
-
-    @functools.wraps(compiled)
-    def call(*args: Any) -> Any:
-        return compiled(*args)
-
-    holder: Any = call
-    holder._kept = kept
-    if getattr(compiled, "_boxed_call", False):
-        holder._boxed_call = True
-    return holder

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -248,3 +250,17 @@ def _rounded(room: int) -> int:
     """Rounded down to an eighth of its size, so that the cache keys stay when another process allocates a little."""
     step = 1 << max(0, room.bit_length() - 4)
     return room // step * step
+
+
+def holding(compiled: Any, kept: list[Any]) -> Any:
+    """The same callable, which keeps some objects alive for as long as it lives itself."""
+
+    @functools.wraps(compiled)
+    def call(*args: Any) -> Any:
+        return compiled(*args)
+
+    holder: Any = call
+    holder._kept = kept
+    if getattr(compiled, "_boxed_call", False):
+        holder._boxed_call = True
+    return holder

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 
-from memgraph.backend.attempts import Next
+from memgraph.backend.attempt import Next
 from memgraph.backend.budget import Bound
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 import memgraph
 from memgraph import runtime
-from memgraph.backend.attempts import holding
 from memgraph.backend.budget import Bound
-from memgraph.backend.destinations import for_launches, ranks_here, reserve, settings, tier_bytes, tiers
+from memgraph.backend.destinations import for_launches, holding, ranks_here, reserve, settings, tier_bytes, tiers
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress

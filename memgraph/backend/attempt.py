@@ -1,0 +1,69 @@
+"""A plan that was lowered, and what the next one is planned for where it takes more bytes than it may."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from memgraph.backend.budget import Bound
+from memgraph.backend.joint_graph import SPARE, Planned
+from memgraph.backend.records import Accepted, Lowest
+from memgraph.reporting.report import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A plan that was lowered."""
+
+    bound: Bound
+    """What the plan was made for."""
+    compiled: Any
+    """What Dynamo calls in place of its graph."""
+    planned: Planned
+    tier_bytes: Mapping[str, int]
+    """Bytes that one step keeps on each tier, by the tier's name, nested regions included."""
+    report: Report
+    above: int
+    """Bytes above the baseline that a step reaches with the sizes of the launch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Next:
+    """The bound of the next attempt."""
+
+    bound: Bound
+    resort: Bound | None = None
+    """The bound of a plan that is known to fit: taken where the planner does not know what else to try."""
+
+    def final(self) -> Next:
+        """The bound of the last attempt: that of a plan that is known to fit, else the lowest peak that there is."""
+        return Next(dataclasses.replace(self.bound, last=True) if self.resort is None else self.resort)
+
+    def after(self, missed: Attempt, limit: int) -> Next | None:
+        """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
+        peak = missed.planned.plan.peak
+        planner_knows_nothing_smaller = peak > limit - self.bound.margin
+        if self.bound.last or planner_knows_nothing_smaller:
+            return None if self.resort is None else Next(self.resort)
+        if missed.planned.plain:  # now its peak is known; by the sweep it would be chosen again
+            return dataclasses.replace(self, bound=dataclasses.replace(self.bound, unplanned=missed.above))
+        # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
+        target = peak - (missed.above - limit)
+        margin = limit - int(target / (1 - SPARE))
+        bound = dataclasses.replace(self.bound, margin=max(margin, self.bound.margin + 1))
+        return dataclasses.replace(self, bound=bound)
+
+
+def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None, limit: int | None) -> Next:
+    """The bound of the first attempt: that of the plan that was accepted before, else what the options ask for.
+
+    limit: bytes above the baseline that a step may reach, where that is known.
+    """
+    if lowest is None or limit is None or lowest.above > limit:
+        return Next(wanted if kept is None else kept.bound)
+    if kept is not None:
+        return Next(kept.bound, lowest.bound)
+    if lowest.above > limit * (1 - SPARE):  # there is no room for anything faster
+        return Next(lowest.bound)
+    return Next(wanted, lowest.bound)
