@@ -15,6 +15,7 @@ import torch
 from memgraph.backend.budget import bound_of, budget_of, nested_note
 from memgraph.backend.capture import Step, Target, captured
 from memgraph.backend.destinations import tiers
+from memgraph.backend.exact import exact as measured
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import parse_options
@@ -31,9 +32,10 @@ def plan(
     device: torch.device | str | None = None,
     hardware: Hardware | str | None = None,
     optimizer: Optimizer | None = None,
+    exact: bool = False,
     **kwargs: Any,
-) -> Report:
-    """Return what the memgraph backend with these options would plan at the call `fn(*args, **kwargs)`.
+) -> Any:
+    """Return the report of what the memgraph backend with these options would plan at the call `fn(*args, **kwargs)`.
 
     The peak is that of the graph sweep: what Inductor allocates is known only once it has lowered the graph.
     The baseline is the bytes of parameters, buffers and inputs. Where Dynamo makes several graphs of `fn`,
@@ -46,9 +48,14 @@ def plan(
     state is counted as "to come": the name of a class of torch.optim ("adamw", "adamw(fused=True)"), or anything that
     makes an optimizer of a list of parameters; None where there is none, or its state is there already.
 
+    exact: in a process on a simulated card, compile the step and run it, and return a `memgraph.backend.exact.Exact`
+    with what each phase of it took. The card is the device, and its figures are those to plan with.
+
     Raises OptionsError; BudgetError where the budget cannot be reached; MemgraphError where there is nothing
     to plan; and what Dynamo raises where it cannot trace `fn`.
     """
+    if exact:
+        return measured(fn, *args, options=options, optimizer=optimizer, **kwargs)
     target = Target.of(parse_options(options), hardware, device, optimizer)
     report, planned = captured(fn, args, kwargs, target, _planned)
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:

@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from memgraph import simulator
 from memgraph.base.errors import OptionsError
+from memgraph.cli.exact import on_card, show_exact
 from memgraph.cli.fit import FIT_HELP, fit
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
 from memgraph.cli.terminal import (
@@ -103,10 +105,15 @@ def plan(
     ] = False,
     dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
     step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="compile the step and run it on a simulated card: to the byte, in minutes")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
 ) -> None:
     with refusals():
+        if exact and not simulator.here():
+            raise on_card(hardware)
         named = {
             "recompute": recompute,
             "offload": None if offload is None else parse_offload(offload),
@@ -117,6 +124,8 @@ def plan(
         check_outputs(json, plot)
         told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
         with own_words(target):
+            if exact:
+                raise _exact(target, told | {"dim": dim, "step": step}, longest, json, plot)
             report = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
     if console.is_terminal:
         console.print(report)
@@ -140,6 +149,25 @@ def _longest(target: str, told: dict[str, Any]) -> Any:
     found = longest_step(fn, *args, **told)
     console.print(str(found), markup=False, soft_wrap=True)
     return found.report
+
+
+def _exact(target: str, told: dict[str, Any], longest: bool, json: Path | None, plot: Path | None) -> typer.Exit:
+    """Run the step, shown and written; returns the exit that says whether it fits."""
+    from memgraph.backend.exact import exact as run_exactly
+    from memgraph.backend.explore import with_size
+
+    fn, args = load_step(target)
+    if longest:
+        from memgraph.backend.longest import longest as longest_step
+
+        found = longest_step(fn, *args, **told)
+        console.print(str(found), markup=False, soft_wrap=True)
+        args = with_size(args, told["dim"], found.size)
+    measured = run_exactly(fn, *args, options=told["options"], optimizer=told["optimizer"])
+    show_exact(measured)
+    if measured.report is not None:
+        write(measured.report, json, plot)
+    return typer.Exit(0 if measured.fits else 3)
 
 
 def _given(named: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
