@@ -29,8 +29,8 @@ from memgraph.step.future_optimizer import Optimizer, maker
 
 STEPS = 2  # from the second on the optimizer's state stands
 ELSEWHERE = (
-    "an exact plan runs the step on a simulated card, in a process of its own: memgraph plan script.py:function --exact, "
-    "or python -m memgraph.simulator --card H100 -- script.py"
+    "an exact plan runs the step on a simulated card, in a process of its own: memgraph plan script.py:function "
+    "--exact, or python -m memgraph.simulator --card H100 -- script.py"
 )
 
 
