@@ -7,9 +7,11 @@ import gc
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import memgraph
 from memgraph.backend.exact import put_on_card
+from memgraph.cli.app import app
 from tests.simulated.training import EXACT
 
 MIB = 1024**2
@@ -78,3 +80,26 @@ def test_modules_are_put_on_the_card_and_stay_tied(made):
     put_on_card()
     assert model.head.weight is model.embedding.weight
     assert all(p.is_cuda and p.requires_grad for p in model.parameters())
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+def step():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)))
+        x = torch.empty(8, 512, 256)
+    return (lambda x: model(x).square().mean()), (x,)
+"""
+
+
+@pytest.mark.parametrize("budget, code, said", [("2GiB", 0, "fits on NVIDIA H100"), ("1MiB", 3, "cannot be reached")])
+def test_the_command_ends_with_whether_it_fits(tmp_path, budget, code, said):
+    file = tmp_path / "exactly.py"
+    file.write_text(SCRIPT)
+    arguments = ["plan", f"{file}:step", "--exact", "--budget", budget, "--optimizer", "sgd", "--option", "cache=false"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == code, done.output
+    assert said in done.output
