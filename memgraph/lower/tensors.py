@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,6 +64,24 @@ def span(size: Sequence[int], stride: Sequence[int]) -> int:
 def view(tensor: Shadow, size: Sequence[int], stride: Sequence[int], *_: int) -> Shadow:
     """The same storage with another layout."""
     return replace(tensor, size=tuple(size), stride=tuple(stride))
+
+
+def part(tensor: Shadow, where: slice) -> Shadow:
+    """The entries of the first dimension within `where`, in the same storage."""
+    length = len(range(*where.indices(tensor.size[0])))
+    return replace(tensor, size=(length, *tensor.size[1:]))
+
+
+def reshaped(tensor: Shadow, size: Sequence[int]) -> Shadow:
+    """The same entries in another size.  Raises ValueError where they have gaps, or are not as many."""
+    stride, step = [], 1
+    for length in reversed(tensor.size):
+        stride.insert(0, step)
+        step *= length
+    gaps = any(n > 1 and mine != theirs for n, mine, theirs in zip(tensor.size, tensor.stride, stride, strict=True))
+    if gaps or math.prod(size) != step:
+        raise ValueError(f"found size {tensor.size} and stride {tensor.stride}")
+    return view(tensor, size, [math.prod(size[place + 1 :]) for place in range(len(size))])
 
 
 def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]) -> Any:

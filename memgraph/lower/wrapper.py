@@ -21,7 +21,7 @@ import torch
 
 from memgraph.base.errors import MemgraphError
 from memgraph.lower.memory import Memory
-from memgraph.lower.tensors import Layout, Opaque, Shadow, view
+from memgraph.lower.tensors import Layout, Opaque, Shadow, part, reshaped, view
 from memgraph.lower.words import BUILTINS, EMPTY, INERT, OPERATORS, TORCH_OPERATOR
 
 
@@ -159,6 +159,8 @@ class Interpreter:
                 return tuple([self._eval(element, scope) for element in elts])
             case ast.List(elts=elts):
                 return [self._eval(element, scope) for element in elts]
+            case ast.Subscript(value=value, slice=ast.Slice(lower=first, upper=end, step=None)):
+                return part(self._eval(value, scope), slice(self._eval(first, scope), self._eval(end, scope)))
             case ast.Subscript(value=value, slice=index):
                 return self._eval(value, scope)[self._eval(index, scope)]
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
@@ -237,11 +239,21 @@ class Interpreter:
             case ast.Subscript(value=ast.Attribute(attr="partitions"), slice=ast.Constant(value=int(index))):
                 return self.call(self._partitions[index], args.pop())
             case ast.Attribute(value=value, attr=method):
-                return self._method(node, self._eval(value, scope), method, args)
+                return self._method(node, self._eval(value, scope), method, args, scope)
         raise _unknown(node, "call")
 
-    def _method(self, node: ast.Call, value: Any, method: str, args: list[Any]) -> Any:
+    def _method(self, node: ast.Call, value: Any, method: str, args: list[Any], scope: _Scope) -> Any:
         match value, method:
+            case Shadow(), "view":
+                return reshaped(value, args[0] if isinstance(args[0], list) else args)
+            case Shadow(), "to":
+                same = value.dtype == args[0]
+                return (
+                    value if same else self._memory.empty(scope.target, value.size, value.stride, *args, value.device)
+                )
+            case Shadow(), "sum" | "amax" | "amin" if ast.unparse(node).endswith(f".{method}(dim=0)"):
+                overload = "sum.dim_IntList" if method == "sum" else f"{method}.default"
+                return self._memory.operator(scope.target, f"torch.ops.aten.{overload}", [value, [0]], {})
             case list(), "clear":
                 return value.clear()
             case Shadow(), "size" | "stride":

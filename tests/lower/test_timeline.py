@@ -151,6 +151,27 @@ def test_a_function_that_is_no_kernel_is_refused():
         read("buf0 = empty_strided_somewhere((256, ), (1, ), torch.float32)\nreturn ()", before=LAYOUTS)
 
 
+def test_partial_sums_of_a_workspace_are_summed_up_by_the_wrapper():
+    """As Inductor does on CUDA with the gradient of a norm's weight: a float32 sum stands beside its smaller copy."""
+    lowered = read("""
+        workspace_0 = empty_strided_cpu((4096, ), (1, ), torch.float32)
+        buf0 = workspace_0[0 * 8 * 256 : (0 + 1) * 8 * 256].view(8, 256).sum(dim=0).view([1, 1, 256]).to(torch.bfloat16)
+        buf1 = workspace_0[1 * 8 * 256 : (1 + 1) * 8 * 256].view(8, 256).amax(dim=0).view([256])
+        del workspace_0
+        assert_size_stride(buf0, (1, 1, 256), (256, 256, 1), 'buf0')
+        return (buf0, buf1, )
+    """)
+    assert changes(lowered) == [
+        ("workspace_0", 16 * KIB),
+        ("buf0", KIB), ("buf0#2", KIB // 2), ("buf0", -KIB),
+        ("buf1", KIB),
+        ("workspace_0", -16 * KIB),
+    ]  # fmt: skip
+    for wrong in ("view(7, 256).sum(dim=0)", "view(8, 256).sum(dim=1)", "view(8, 256).prod(dim=0)"):
+        with pytest.raises(NotReadable):
+            read(f"buf0 = empty_strided_cpu((2048, ), (1, ), torch.float32)[0:2048].{wrong}\nreturn (buf0, )")
+
+
 def test_symbolic_sizes():
     inputs = [Input("arg0_1", 0, "arg0_1", value=6), tensor("arg1_1", 6, 4)]
     body = """

@@ -40,6 +40,8 @@ CASES = {
     "dropout": Case("gpt2", FEW | {"layers": 3, "dropout": 0.1}),
     "attention dropout": Case("llama", SMALL | {"dropout": 0.1}),
     "grouped": Case("llama", SMALL | {"keys": 2}, shares=BOTH),
+    # So wide that Inductor computes a norm and the gradient of its weight in one kernel, with a workspace.
+    "wide": Case("llama", FEW | {"heads": 32, "keys": 8, "masked": False, "batch": 1, "length": 8192}, shares=BOTH),
     "masked": Case("llama", {"layers": 3, "words": 128}),
     "autocast": Case("llama", SMALL | {"dtype": torch.float32}, shares=BOTH),
     "tiles": Case("llama", SMALL | {"words": 8192}, {"tile": True}, shares=BOTH),

@@ -24,8 +24,9 @@ def llama(
     keys: int = 2,
     words: int = 1024,
     masked: bool = True,
+    heads: int = 4,
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Four heads of queries on `keys` of keys; with fewer than four as grouped attention has them.
+    """Heads of 64 queries on `keys` of keys; with fewer keys than heads as grouped attention has them.
 
     masked: the causal mask is a tensor, as transformers makes it under torch.compile; else flash attention is causal.
     """
@@ -35,10 +36,10 @@ def llama(
     AttentionInterface.register("sdpa_unmasked", sdpa_attention_forward)
 
     config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=768,
+        hidden_size=64 * heads,
+        intermediate_size=192 * heads,
         num_hidden_layers=layers,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         num_key_value_heads=keys,
         vocab_size=words,
         attention_dropout=dropout,

@@ -112,6 +112,13 @@ def test_products_take_nothing_beside_their_workspace():
     held(aten.baddbmm.default, empty(16, 512, 512), empty(16, 512, 64), empty(16, 64, 512))
 
 
+@pytest.mark.parametrize("columns", [1, 30, 128, 131, 512, 1024, 4096, 5120, 14336])
+@pytest.mark.parametrize("rows", [2, 16, 100, 255, 256, 512, 1000, 1024, 1025, 2048, 5000, 16384])
+def test_sums_over_rows(rows, columns):
+    held(aten.sum.dim_IntList, empty(rows, columns, dtype=SINGLE), [0])
+    held(aten.amax.default, empty(rows, columns, dtype=SINGLE), [0])
+
+
 ROWS = [(4096,), (4097,), (5000,), (300_000,), (100_000_000,), (1, 4096), (4, 1025), (4, 4097), (3, 8192), (127, 4097),
         (128, 4097), (300, 10_000), (3, 1_000_001), (64, 128_256), (2, 3, 5000), (2, 100, 5000)]  # fmt: skip
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from memgraph.base.sizes import round_up
-from memgraph.facts.kernel_scratch import cuda_sorts
+from memgraph.facts.kernel_scratch import cuda_sorts, cuda_sums
 from memgraph.facts.kernel_scratch.operands import Call
 
 
@@ -137,6 +137,7 @@ RULES: dict[str, Callable[[Call], int]] = {
     "aten::index_put": cuda_sorts.index_put,
     "aten::index_put_": cuda_sorts.index_put,
     "aten::_grouped_mm": cuda_sorts.grouped_product,
+    **dict.fromkeys(("aten::sum", "aten::amax", "aten::amin"), cuda_sums.over_rows),
     **dict.fromkeys(
         (f"aten::{name}" for name in "mm addmm bmm baddbmm copy_ fill_ zero_ as_strided randint".split()),
         _nothing,
