@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from memgraph.base.sizes import parse_size
+from memgraph.cli.target import load_step
 from tests.support import ROOT
 
 pytest.importorskip("transformers")
@@ -72,4 +73,13 @@ def test_an_example_trains_as_eager_does_and_keeps_its_budget(name, tmp_path):
 
 def test_every_example_is_run():
     scripts = {file.stem for file in (ROOT / "examples").glob("*.py")}
-    assert scripts - {"train_llama"} == set(EXAMPLES)  # tests/end_to_end has that one
+    assert scripts - {"train_llama", "llama_8b"} == set(EXAMPLES)  # tests/end_to_end has that one; for this see below
+
+
+def test_the_model_that_is_planned_takes_no_memory():
+    loss, (ids,) = load_step(f"{ROOT}/examples/llama_8b.py:step")
+    assert ids.shape == (1, 8192) and ids.is_meta
+    (model,) = (cell.cell_contents for cell in loss.__closure__)
+    parameters = list(model.parameters())
+    assert all(parameter.is_meta for parameter in parameters)
+    assert sum(parameter.numel() for parameter in parameters) == 8_030_261_248
