@@ -13,6 +13,11 @@ Masks of random numbers that the backward computes again for several readers:
 
     before:  r = random(); kept = (r > p) * x; ...; dx = (r > p) * dy     r is written, four bytes an entry
     after:   m* = random() > p; kept = m * x; ...; dx = m * dy            one byte an entry
+
+Values that an operator reads in a larger size, such as the causal mask that all heads of attention share:
+
+    before:  attention(q, k, v, expand(where(...), [1, heads, ...]))      a mask is written for every head
+    after:   m* = where(...); attention(q, k, v, expand(m, [1, heads, ...]))
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompu
 from memgraph.facts.bodies import NodeReader
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks
+from memgraph.facts.expanded import read_expanded
 from memgraph.facts.gradient_sums import gradient_sums
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
@@ -89,7 +90,8 @@ def read_joint(
     region_of, found = _regions(sides)
     overwritten = overwritten_inputs(joint.graph.nodes)
     reader = NodeReader(nodes, hardware, granularity)
-    sums, masks, forward = gradient_sums(sides.backward), drawn_masks(nodes), frozenset(sides.forward)
+    sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
+    forward = frozenset(sides.forward)
     device = _device(nodes, hardware.device)
     values: list[Value] = []
     for node in nodes:
@@ -105,6 +107,7 @@ def read_joint(
                 pin=_pin(node, pins or {}),
                 accumulates=node in sums,
                 masks=node in masks,
+                expanded=node in expanded,
                 movable=owns and value.kind != "primal" and _movable(val, device),
                 module=_path(node) if node in forward else "",
                 source=_source(node),

@@ -42,7 +42,7 @@ class Program:
     """Those of `outputs` whose storage goes soon after the program."""
     settled: frozenset[int] = frozenset()
     """The slots that are written to memory whatever reads them: sums of a gradient, so that their parts go, and masks,
-    so that the random numbers go of which they are made."""
+    so that the random numbers go of which they are made; and what an operator reads in a larger size."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Value:
     """Whether it is one of the sums by which a gradient adds up, each read by the next one alone."""
     masks: bool = False
     """Whether it is made of random numbers alone and takes fewer bytes than they do."""
+    expanded: bool = False
+    """Whether an operator that fuses with nothing reads it in a larger size, and it is pointwise."""
     scratch: int = 0
     """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""

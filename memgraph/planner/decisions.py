@@ -217,7 +217,7 @@ class Plan:
 
     settled: tuple[str, ...] = ()
     """The nodes of the backward that are written to memory although their readers could have them inlined: sums of
-    gradients, one by one, and masks of random numbers."""
+    gradients, one by one, masks of random numbers, and what an operator reads in a larger size."""
 
     @property
     def tiled(self) -> bool:

@@ -74,7 +74,8 @@ def make_schedule(
 
     settle: sums of a gradient are written to memory one by one, and so is a mask that is computed again and read by
     several steps. By itself Inductor adds products one by one, and makes one kernel of all other additions, until which
-    all that they add stays live; and of a mask it writes the random numbers, which take more bytes.
+    all that they add stays live; and of a mask it writes the random numbers, which take more bytes. So is a value that
+    an operator reads in a larger size: Inductor would write it in that.
 
     Raises Unschedulable.
     """
@@ -232,7 +233,7 @@ def _settled(
     for step in steps:
         value = values[step[0]]
         adds = value.accumulates and (settle or any(_is_product(values, j) for j in value.inputs))
-        if adds or (value.masks and settle and readers[step] > 1):
+        if adds or (settle and (value.expanded or (value.masks and readers[step] > 1))):
             yield step
 
 
