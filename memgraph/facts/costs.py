@@ -7,7 +7,6 @@ since the kernel that it joins reads its inputs anyway, and its transcendental f
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +24,7 @@ TRANSCENDENTAL = aten_names(
     "tanh_backward gelu_backward silu_backward sigmoid_backward atan atan2 asin acos sinh cosh"
 )
 
+_ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "higher_order::flex_attention")
 # Products without a formula in torch, with the places of their two factors among the arguments: every entry of the rows
 # meets every column of the weight (of one expert).
 _PRODUCTS = {
@@ -69,31 +69,19 @@ def _shape(item: Any) -> Any:
     return item
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shaped:
-    shape: torch.Size
-
-
-def _shaped(item: Any) -> Any:
-    """An argument as a value that has the shape of its tensor; other arguments stay as they are."""
-    shape = _shape(item)
-    return _Shaped(shape) if isinstance(shape, torch.Size) else shape
-
-
 def flops(node: Node) -> int:
     """Floating-point operations of one node; 0 if no formula is known."""
     name = qualified_name(node.target)
-    if name.startswith("aten::_scaled_dot_product_flash_attention_for_cpu"):
-        # No formula in torch: two products of (queries x keys x width) in the forward, five in the backward.
+    if name.startswith(_ATTENTION):
+        # No formula in torch, or in newer ones alone: two products of (queries x keys x width), five in the backward.
         backward = name.endswith("backward")
-        query, key = (_shape(arg) for arg in (node.args[1:3] if backward else node.args[:2]))
+        after_gradient = name.startswith("aten::") and backward
+        query, key = (_shape(arg) for arg in (node.args[1:3] if after_gradient else node.args[:2]))
         batch, heads, queries, width = query
         return (10 if backward else 4) * batch * heads * queries * key[-2] * width
     if name in _PRODUCTS:
         rows, weight = (_shape(node.args[place]) for place in _PRODUCTS[name])
         return (4 if name.endswith("backward") else 2) * math.prod(rows) * weight[-1]
-    if node.target in flop_registry:  # attention with a body, whose formula wants values with shapes
-        return int(flop_registry[node.target](*map(_shaped, node.args)))
     formula = flop_registry.get(getattr(node.target, "_overloadpacket", None))
     if formula is None:
         return 0

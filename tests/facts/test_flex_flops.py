@@ -17,4 +17,7 @@ def test_flex_attention_costs_its_products():
     for node, value in zip(nodes, values, strict=True):
         node.meta["val"] = value
     call = graph.call_function(operator, (*nodes, graph.get_attr("score_mod"), (), 0.125, {}))
-    assert flops(call) == 2 * 2 * (2 * 4) * 512 * 512 * 64  # two products of 2 FLOPs an entry
+    product = 2 * (2 * 4) * 512 * 512 * 64  # 2 FLOPs an entry
+    assert flops(call) == 2 * product
+    backward = torch.ops.higher_order.flex_attention_backward
+    assert flops(graph.call_function(backward, (*nodes, *nodes))) == 5 * product
