@@ -23,10 +23,12 @@ from memgraph.backend.options import parse_options
 from memgraph.base import compat
 from memgraph.base.errors import MemgraphError, OptionsError
 from memgraph.base.sizes import format_size
+from memgraph.machine import caching_allocator
 from memgraph.reporting.log import report as newest_report
 from memgraph.reporting.report import Report
 from memgraph.step.future_optimizer import Optimizer, maker
 
+WASTE = 0.02  # of what is allocated; a larger part that is reserved for nothing is told
 STEPS = 2  # from the second on the optimizer's state stands
 ELSEWHERE = (
     "an exact plan runs the step on a simulated card, in a process of its own: memgraph plan script.py:function "
@@ -73,6 +75,11 @@ class Exact:
         return max((phase.allocated for phase in self.phases), default=0)
 
     @property
+    def unused(self) -> int:
+        """Bytes that the allocator had from the device beyond the most that it gave."""
+        return max((phase.reserved for phase in self.phases), default=0) - self.allocated
+
+    @property
     def fits(self) -> bool:
         """Whether the card's memory and the budget were enough in every phase."""
         return not self.out_of_memory and (self.budget is None or self.allocated <= self.budget)
@@ -82,10 +89,12 @@ class Exact:
         where = f"on {self.card}, which has {format_size(self.capacity)}"
         if self.out_of_memory:
             return f"does not fit {where}: {self.out_of_memory}"
-        if held is None:
-            return f"fits {where}: {most} allocated at most"
-        verdict = "fits" if self.fits else "does not fit"
-        return f"{verdict} {where}: {most} allocated at most, of a budget of {format_size(held)}"
+        verdict = f"{'fits' if self.fits else 'does not fit'} {where}: {most} allocated at most"
+        if held is not None:
+            verdict += f", of a budget of {format_size(held)}"
+        if self.unused > WASTE * self.allocated and caching_allocator.leaves_uncut("cuda"):
+            verdict += f"; {format_size(self.unused)} more are reserved, of which {caching_allocator.EXPAND} saves most"
+        return verdict
 
 
 def exact(

@@ -127,10 +127,7 @@ def plan(
             if exact:
                 raise _exact(target, told | {"dim": dim, "step": step}, longest, json, plot)
             report = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
-    if console.is_terminal:
-        console.print(report)
-    else:
-        typer.echo(str(report))
+    console.print(report) if console.is_terminal else typer.echo(str(report))
     write(report, json, plot)
 
 

@@ -83,6 +83,22 @@ def _devices() -> Iterator[Check]:
     if not names:
         built = "a torch with CUDA, but no GPU" if torch.backends.cuda.is_built() else "a torch without CUDA"
         yield Check("cuda", built, False)
+        return
+    yield _allocator()
+
+
+def _allocator() -> Check:
+    """Whether torch's allocator on CUDA wastes little of what it has from the device."""
+    from memgraph.machine import caching_allocator
+
+    if not caching_allocator.leaves_uncut("cuda"):
+        return Check("allocator", "its segments expand")
+    return Check(
+        "allocator",
+        "its segments do not expand: it reserves more than it gives, and a tensor above 1 MiB may count as up to 1 MiB "
+        f"more; {caching_allocator.EXPAND} (`memgraph plan --exact` shows how much it reserves)",
+        False,
+    )
 
 
 def _scratch(folder: str) -> Check:

@@ -91,13 +91,11 @@ def read_joint(
     overwritten = overwritten_inputs(joint.graph.nodes)
     reader = NodeReader(nodes, hardware, granularity)
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
-    forward = frozenset(sides.forward)
-    device = _device(nodes, hardware.device)
+    forward, device = frozenset(sides.forward), _device(nodes, hardware.device)
     values: list[Value] = []
     for node in nodes:
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
-        tensor = isinstance(val, torch.Tensor)
-        owns = tensor and value.storage == len(values)
+        owns = (tensor := isinstance(val, torch.Tensor)) and value.storage == len(values)
         values.append(
             dataclasses.replace(
                 value,
@@ -113,8 +111,8 @@ def read_joint(
                 source=_source(node),
             )
         )
-    saved = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
-    saved |= _replayed(sides.backward, saved, overwritten, repeatable)
+    stock = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
+    saved = stock | _replayed(sides.backward, stock, overwritten, repeatable)
     place, outputs = reader.position, _outputs(joint)
     return JointFacts(
         values=tuple(values),

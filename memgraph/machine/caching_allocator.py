@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from memgraph.base.sizes import round_up
 
 KIB, MIB = 1024, 1024**2
+EXPAND = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 BLOCK = 512  # sizes are rounded up to it
 SMALL = MIB  # the largest tensor of a small segment, and the most that is left uncut of a large block
 _OWN_SEGMENT = 10 * MIB

@@ -29,3 +29,13 @@ def test_it_fits_where_every_phase_keeps_the_budget():
     assert not Exact("card", 1000, 119, None, phases).fits
     full = Exact("card", 1000, None, None, phases, "CUDA out of memory. Tried to allocate 2 GiB")
     assert not full.fits and "Tried to allocate" in str(full)
+
+
+def test_it_says_what_is_reserved_for_nothing(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    wasteful = Exact("card", 1000, None, None, (Phase(1, "forward", 90, 100, 103),))
+    assert wasteful.unused == 3 and "expandable_segments:True saves most" in str(wasteful)
+    assert "expandable" not in str(Exact("card", 1000, None, None, (Phase(1, "forward", 90, 100, 102),)))
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert "expandable" not in str(wasteful)
