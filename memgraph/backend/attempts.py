@@ -215,7 +215,7 @@ class Attempts:
         job = self.job
         to_come = job.entry.to_come
         report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
-        report = dataclasses.replace(report, stages=job.stages())
+        report = dataclasses.replace(report, stages=job.stages(), standing=job.entry.standing)
         record(report)
         return self._variant(compiled, kept, report), kept.tier_bytes
 
@@ -267,6 +267,7 @@ class Attempts:
             notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes(planned)),
             attempts=number,
             unplanned=self.unplanned,
+            standing=job.entry.standing,
             calibrated=job.hardware.measured,
             refusals=job.refusals,
         )

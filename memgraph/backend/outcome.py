@@ -12,8 +12,9 @@ from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
+from memgraph.planner.course import described, timeline
 from memgraph.planner.decisions import Refusal, Timeline
-from memgraph.planner.explain import full_refusal, timeline
+from memgraph.planner.explain import full_refusal
 from memgraph.planner.queues import Tier
 from memgraph.reporting.figures import Source
 from memgraph.reporting.report import Report
@@ -45,6 +46,11 @@ def build_report(
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else unplanned
+    swept = timeline(planned.facts, planned.chosen, planned.course)
+    names = [
+        *(decision.name for decision in planned.plan.decisions),
+        *(event.value for some in (swept, planned.unplanned) for event in some.events),
+    ]
     if planned.bound is not None and budget is None:
         budget = baseline + to_come + held_back(options, device) + planned.bound
     return Report(
@@ -64,9 +70,11 @@ def build_report(
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
         refusals=planned.refusals + refusals,
-        timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
+        timeline=swept if truth is None else truth,
         unplanned_timeline=unplanned,
         binding=planned.binding(),
+        works=planned.course.rounded(),
+        described=described(planned.course, planned.untiled or planned.facts, names),
         versions=_versions(),
         **known,
     )

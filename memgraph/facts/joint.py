@@ -20,6 +20,7 @@ from memgraph.facts.bodies import NodeReader
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks
 from memgraph.facts.gradient_sums import gradient_sums
+from memgraph.facts.labels import label_of, source_of
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
 from memgraph.facts.views import is_view
@@ -107,7 +108,8 @@ def read_joint(
                 masks=node in masks,
                 movable=owns and value.kind != "primal" and _movable(val, device),
                 module=_path(node) if node in forward else "",
-                source=_source(node),
+                source=source_of(node),
+                label=label_of(node, forward=node in forward),
             )
         )
     saved = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
@@ -241,15 +243,3 @@ def _pin(node: fx.Node, pins: Mapping[str, Pin]) -> Pin | None:
         pin = pins.get(node.name, Pin(Save(), CheckpointTag()))
         return Pin(Save(), RegionInput(pin.origin)) if isinstance(pin.action, Recompute) else pin
     return None
-
-
-def _source(node: fx.Node) -> str:
-    """ "file:line" of the innermost user frame that made the node."""
-    line = ""
-    for text in (node.meta.get("stack_trace") or "").splitlines():
-        text = text.strip()
-        if text.startswith("File "):
-            parts = text.split('"')
-            number = parts[2].split(",")[1].replace("line", "").strip() if len(parts) > 2 else ""
-            line = f"{parts[1]}:{number}"
-    return line
