@@ -62,14 +62,17 @@ class Layers:
             found.setdefault(rest.split(".")[1] if rest else "", []).append(decision)
         return found
 
-    def takes(self, signature: Signature) -> bool:
-        """Whether a layer with this signature differs from the first one in a few bytes only."""
+    def takes(self, signature: Signature, nearly: float) -> bool:
+        """Whether a layer with this signature differs from the first one in so large a share of its bytes at most."""
         differing = (self.signature - signature) + (signature - self.signature)
-        return _bytes(differing) <= NEARLY * _bytes(self.signature)
+        return differing.total() == 0 or _bytes(differing) <= nearly * _bytes(self.signature)
 
 
-def fold(decisions: Iterable[Decision]) -> list[Layers]:
-    """The decisions on values, by sets of layers that are equal or nearly so, in the order of the graph."""
+def fold(decisions: Iterable[Decision], nearly: float = NEARLY) -> list[Layers]:
+    """The decisions on values, by sets of layers that are equal or nearly so, in the order of the graph.
+
+    nearly: the share of a layer's bytes that may differ.
+    """
     layers: dict[tuple[str, str], list[tuple[str, Decision]]] = {}
     for decision in decisions:
         if not isinstance(decision.action, Tile):
@@ -78,7 +81,7 @@ def fold(decisions: Iterable[Decision]) -> list[Layers]:
     groups: list[Layers] = []
     for (stem, number), members in layers.items():
         signature: Signature = collections.Counter((rest, type(d.action), d.bytes) for rest, d in members)
-        group = next((group for group in groups if group.stem == stem and group.takes(signature)), None)
+        group = next((group for group in groups if group.stem == stem and group.takes(signature, nearly)), None)
         if group is None:
             groups.append(group := Layers(stem, signature))
         group.numbers.append(number)

@@ -62,6 +62,13 @@ class Table:
         widths = [column.width(found) for column, found in zip(self.columns, cells, strict=True)]
         return sum(widths) + 3 * len(widths)  # what rich puts beside and between the columns
 
+    def within(self, width: int) -> Table:
+        """The table without its last columns, where that keeps the words of the first ones whole."""
+        shorter = self
+        while shorter.width > width and len(shorter.columns) > 1:
+            shorter = Table(self.title, shorter.columns[:-1], tuple(row[:-1] for row in shorter.rows))
+        return shorter if shorter.width <= width else self
+
     def render(self, width: int) -> RichTable:
         """The table for rich, for so many columns of text."""
         from rich.box import Box
