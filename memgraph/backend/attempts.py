@@ -15,7 +15,7 @@ from memgraph.backend.alike import name_of_plan
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.inductor import Graph, Job, lower, read_graphs, read_step, refuses_cuda_graphs
+from memgraph.backend.inductor import Graph, Job, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
 from memgraph.backend.joint_graph import SPARE, Planned
 from memgraph.backend.outcome import budget_error, build_report, found_again
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
@@ -270,6 +270,7 @@ class Attempts:
             standing=job.entry.standing,
             calibrated=job.hardware.measured,
             refusals=job.refusals,
+            origins=origins_of(lowered.graphs),
         )
         needed = tier_bytes((each.plan for each in everything), job.tiers)
         above = max(report.above, _counted(report.timeline, job.device.type).peak)

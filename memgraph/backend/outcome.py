@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
-from memgraph.planner.course import described, timeline
+from memgraph.planner.course import described, named, timed, timeline
 from memgraph.planner.decisions import Refusal, Timeline
 from memgraph.planner.explain import full_refusal
 from memgraph.planner.queues import Tier
@@ -32,6 +33,7 @@ def build_report(
     to_come: int = 0,
     unplanned: Timeline | None = None,
     refusals: tuple[Refusal, ...] = (),
+    origins: Mapping[str, Sequence[str]] | None = None,
     **known: Any,
 ) -> Report:
     """The report of one planned graph.
@@ -39,7 +41,8 @@ def build_report(
     truth: allocations that were read from Inductor's wrappers, or None where only the sweep is known.  device: whose
     memory is bounded.  budget: bytes; None where there is none, or where it is a share that only the plan has in bytes.
     to_come: bytes that the run allocates later and keeps.  unplanned: allocations of plain Inductor, where it lowered
-    the graph.  known: the fields of the report that are not in the plan.
+    the graph.  origins: by buffer of the wrappers, the nodes that it comes from.
+    known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
     if unplanned is None and planned.plain:
@@ -47,7 +50,11 @@ def build_report(
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else unplanned
     swept = timeline(planned.facts, planned.chosen, planned.course)
+    buffers = named(origins or {}, {value.name for value in planned.facts.values})
+    if truth is not None:
+        truth = timed(truth, planned.course, buffers)
     names = [
+        *buffers.values(),
         *(decision.name for decision in planned.plan.decisions),
         *(event.value for some in (swept, planned.unplanned) for event in some.events),
     ]
@@ -73,6 +80,7 @@ def build_report(
         timeline=swept if truth is None else truth,
         unplanned_timeline=unplanned,
         binding=planned.binding(),
+        buffers=tuple(buffers.items()),
         works=planned.course.rounded(),
         described=described(planned.course, planned.untiled or planned.facts, names),
         versions=_versions(),

@@ -7,7 +7,9 @@ copies that it waits for are done; a tier's copies in one direction go one after
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program, Sweep
@@ -18,6 +20,8 @@ from memgraph.planner.queues import Move, Tier
 
 DIGITS = 9  # of a time in seconds: nanoseconds
 Span = tuple[float, float]
+# What the passes add to the name of a value: of one that is computed once more, and of one that comes back from a tier.
+ADDED = re.compile(r"(_copy\d+|_reload_start|_reloaded)$")
 
 
 class Course:
@@ -123,6 +127,16 @@ class Course:
             if work.end > work.start or work.doing is Doing.COPY
         )
 
+    def moments(self, phase: Phase) -> dict[str, float]:
+        """By the name of a value, when its operator first begins."""
+        schedule = self.candidate.schedule
+        program = schedule.forward if phase == "forward" else schedule.backward
+        found: dict[str, float] = {}
+        for slot in range(program.inputs, len(program.values)):
+            if slot not in program.loads:
+                found.setdefault(self.facts.values[program.values[slot]].name, self.of(phase)[slot][0])
+        return found
+
     def reads(self) -> dict[str, tuple[float, ...]]:
         """By the name of a storage, the times at which steps that read it begin."""
         found: dict[str, set[float]] = {}
@@ -157,6 +171,45 @@ def described(course: Course, plain: JointFacts, names: Iterable[str]) -> tuple[
         for name in dict.fromkeys(names)
         if (value := known.get(name)) is not None
     )
+
+
+def named(origins: Mapping[str, Sequence[str]], known: Collection[str]) -> dict[str, str]:
+    """By buffer of Inductor's, the value that it holds, of those that are known.  origins: the nodes it comes from."""
+    found = {}
+    for buffer, names in origins.items():
+        plain = (name if name in known else ADDED.sub("", name) for name in names)
+        value = next((name for name in plain if name in known), None)
+        if value is not None:
+            found[buffer] = value
+    return found
+
+
+def timed(read: Timeline, course: Course, names: Mapping[str, str]) -> Timeline:
+    """A timeline that was read from generated code, with the times of the values that its buffers hold.
+
+    Inductor may allocate earlier or later than the plan has it. The time of an event lies halfway between the latest of
+    those before it and the earliest of those after it: so times grow. Without names for most of its allocations a
+    timeline stays without times.  names: of the values, by buffer.
+    """
+    moments = {phase: course.moments(phase) for phase in ("forward", "backward")}
+    spans = {phase: (spans[0][0], spans[-1][1]) for phase, spans in _sides(course) if spans}
+    known = [
+        moments[event.phase].get(names.get(event.value, event.value)) if event.bytes > 0 else None
+        for event in read.events
+    ]
+    allocations = sum(event.bytes > 0 for event in read.events)
+    if 2 * sum(time is not None for time in known) < allocations or len(spans) < 2:
+        return read
+    bounds = [spans[event.phase] for event in read.events]
+    before = itertools.accumulate((b[0] if t is None else t for t, b in zip(known, bounds, strict=True)), max)
+    backwards = [b[1] if t is None else t for t, b in zip(known, bounds, strict=True)][::-1]
+    after = list(itertools.accumulate(backwards, min))[::-1]
+    times = [round((low + high) / 2, DIGITS) for low, high in zip(before, after, strict=True)]
+    return Timeline(tuple(dataclasses.replace(e, at=at) for e, at in zip(read.events, times, strict=True)))
+
+
+def _sides(course: Course) -> tuple[tuple[Phase, list[Span]], tuple[Phase, list[Span]]]:
+    return ("forward", course.forward), ("backward", course.backward)
 
 
 def timeline(facts: JointFacts, candidate: Candidate, course: Course | None = None) -> Timeline:

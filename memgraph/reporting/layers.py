@@ -90,14 +90,19 @@ def fold(decisions: Iterable[Decision], nearly: float = NEARLY) -> list[Layers]:
     return groups
 
 
-def numbered(stem: str, numbers: Iterable[str]) -> str:
-    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`."""
+def numbered(stem: str, numbers: Iterable[str], most: int | None = None) -> str:
+    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`.
+
+    most: runs of numbers that are listed; of more than these, the first and the last number, as of one run.
+    """
     runs: list[list[int]] = []
     for number in sorted({int(number) for number in numbers if number}):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
+    if most is not None and len(runs) > most:
+        runs = [[runs[0][0], runs[-1][1]]]
     listed = ",".join(str(low) if low == high else f"{low}..{high}" for low, high in runs)
     return ".".join(part for part in (stem, listed) if part)
 

@@ -64,4 +64,4 @@ def document(parts: Sequence[Figures], step: StepFigures | None = None, summary:
 
 
 def _asset(name: str) -> str:
-    return resources.files("memgraph.reporting").joinpath("assets", name).read_text(encoding="utf-8")
+    return (resources.files("memgraph.reporting") / "assets" / name).read_text(encoding="utf-8")

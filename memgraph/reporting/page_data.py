@@ -48,7 +48,7 @@ def part(figures: Figures) -> dict[str, Any]:
         "source_of_unplanned_peak": figures.source_of_unplanned_peak.value,
         "measured_peak": figures.measured_peak,
         "summary": phrases.summary(figures),
-        "answers": [list(pair) for pair in screen.answers(figures)],
+        "answers": [list(pair) for pair in screen.answers(figures) if pair[0] != "next"],
         "standing": _standing(figures),
         "stuff": [stuff.value for stuff in STUFF],
         "planned": planned,

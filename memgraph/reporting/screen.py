@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,30 @@ from memgraph.planner.decisions import Decision
 from memgraph.reporting.figures import Figures
 from memgraph.reporting.layers import NEARLY, Layers, ModulePath, fold, numbered
 from memgraph.reporting.phrases import duration, off, percent, size_of, summary
-from memgraph.reporting.tables import Column, Kind, Row, Table, page
+from memgraph.reporting.tables import Column, Kind, Row, Table, height, page
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-MODULES, LIVE, REFUSED, NOTES = 12, 5, 2, 2  # rows of the tables
-# How much of their bytes layers may differ in that are shown as one: the first that makes few enough rows.
+LINES = 45
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """How many rows the tables have."""
+
+    modules: int
+    live: int
+    refused: int
+    notes: int
+
+
+# The first with which all fits on one screen; the last one otherwise.
+ROOMS = (Room(14, 5, 3, 3), Room(12, 5, 2, 2), Room(10, 4, 1, 1), Room(8, 3, 1, 1), Room(6, 2, 0, 0))
+# How much of their bytes layers may differ in that are shown as one: the first with which few kinds of them are left.
 DIFFERENCES = (NEARLY, 0.25, 0.5, float("inf"))
+KINDS = 3
+RUNS = 3  # numbers of layers are listed one by one up to so many runs of them
 AMPLE = 0.1  # of the budget: room for more than this is worth a word
 SLOW = 0.1  # a slow-down above it is worth one, too
 HEADERS: dict[type[Action], str] = {Save: "kept", Recompute: "dropped", Offload: "offloaded"}
@@ -30,12 +47,17 @@ HEADERS: dict[type[Action], str] = {Save: "kept", Recompute: "dropped", Offload:
 def layout(figures: Figures, width: int) -> Group:
     """The screen as rich text and tables. Words are broken only where `width` needs it."""
     title = f"memgraph: {figures.graph} on {figures.device}" + (" (from a warm cache)" if figures.cached else "")
-    return page(title, summary(figures), tuple(table.within(width) for table in _tables(figures)), width)
+    for room in ROOMS:
+        tables = tuple(table.within(width) for table in _tables(figures, room))
+        found = page(title, summary(figures), tables, width)
+        if height(found, width) <= LINES:
+            break
+    return found
 
 
 def needed_width(figures: Figures) -> int:
     """Columns in which no name has to be broken."""
-    return max(table.width for table in _tables(figures))
+    return max(table.width for table in _tables(figures, ROOMS[0]))
 
 
 def answers(figures: Figures) -> Iterator[Row]:
@@ -100,7 +122,7 @@ def _next(figures: Figures) -> Iterator[str]:
     yield 'report.html("report.html") to look at it; report.details() for all'
 
 
-def _tables(figures: Figures) -> Iterator[Table]:
+def _tables(figures: Figures, room: Room) -> Iterator[Table]:
     """The tables that have rows."""
     decisions = figures.decisions
     actions = [kind for kind in HEADERS if any(isinstance(d.action, kind) for d in decisions)]
@@ -114,50 +136,60 @@ def _tables(figures: Figures) -> Iterator[Table]:
         Table(
             "Modules (sums over equal layers)",
             (module, *columns, Column("in time", Kind.NUMBER), *shards),
-            tuple(_module_rows(decisions, actions, tiled)),
+            tuple(_module_rows(decisions, actions, tiled, room.modules)),
         ),
         Table(
             "Live at the predicted peak",
             (number, Column("times", Kind.NUMBER), Column("value"), module, Column("source", Kind.PLACE)),
-            tuple(_live_rows(figures.binding)),
+            tuple(_live_rows(figures.binding, room.live)),
         ),
-        Table("Refused", (Column("what"), Column("why", Kind.SENTENCE)), _first(refused, REFUSED)),
-        Table("Notes", (Column(kind=Kind.SENTENCE),), _first([(note,) for note in figures.notes], NOTES)),
+        Table("Refused", (Column("what"), Column("why", Kind.SENTENCE)), _first(refused, room.refused)),
+        Table("Notes", (Column(kind=Kind.SENTENCE),), _first([(note,) for note in figures.notes], room.notes)),
     )
     yield from (table for table in tables if table.rows)
 
 
-def _first(rows: list[Row], most: int) -> tuple[Row, ...]:
+def _first(rows: Sequence[Row], most: int) -> tuple[Row, ...]:
     if len(rows) <= most:
         return tuple(rows)
+    if not most:
+        return ((f"{len(rows)}: report.details()", *[""] * (len(rows[0]) - 1)),)
     return (*rows[:most], (f"{len(rows) - most} more", *[""] * (len(rows[0]) - 1)))
 
 
-def _module_rows(decisions: Sequence[Decision], actions: Sequence[type[Action]], tiled: bool) -> Iterator[Row]:
+def _module_rows(
+    decisions: Sequence[Decision], actions: Sequence[type[Action]], tiled: bool, most: int
+) -> Iterator[Row]:
     """One row for each set of equal layers, and where there is room one for each of its parts, in the graph's order."""
-    groups: list[Layers] = []
-    for nearly in DIFFERENCES:
-        groups = fold(decisions, nearly)
-        if len(groups) <= MODULES:
-            break
+    groups, alike = _folded(decisions, most)
     shards = _shards(decisions) if tiled else {}
     several = [group for group in groups if len(group.parts()) > 1]
-    room = MODULES - len(groups)
-    for group in groups[: MODULES if len(groups) <= MODULES else MODULES - 1]:
+    room = most - len(groups)
+    for group in groups[: most if len(groups) <= most else most - 1]:
         count = len(group.numbers)
-        alike = f"  x{count}" + ("" if group.equal else ", nearly equal") if count > 1 else ""
+        times = f"  x{count}" + ("" if group.equal else f", {alike}") if count > 1 else ""
         told = [shards.get(group.stem, "")] if tiled else []
-        label = group.label or "(no module)"
-        yield (*_module_row(label + alike, [decision for _, decision in group.members], actions), *told)
+        label = numbered(group.stem, group.numbers, RUNS) or "(no module)"
+        yield (*_module_row(label + times, [decision for _, decision in group.members], actions), *told)
         parts = group.parts()
         if group in several and len(parts) <= room:
             room -= len(parts)
             for part, some in parts.items():
                 yield (*_module_row(f"  .{part}" if part else "  itself", some, actions), *[""] * tiled)
-    if len(groups) > MODULES:
-        left = groups[MODULES - 1 :]
+    if len(groups) > most:
+        left = groups[most - 1 :]
         members = [decision for group in left for _, decision in group.members]
         yield (*_module_row(f"{len(left)} more", members, actions), *[""] * tiled)
+
+
+def _folded(decisions: Sequence[Decision], most: int) -> tuple[list[Layers], str]:
+    """Sets of layers that are alike, a few of each kind, and how to call those that are not equal."""
+    for nearly in DIFFERENCES:
+        groups = fold(decisions, nearly)
+        kinds = collections.Counter(group.stem for group in groups if group.numbers != [""])
+        if len(groups) <= most and max(kinds.values(), default=0) <= KINDS:
+            break
+    return groups, "nearly equal" if nearly == NEARLY else "alike"
 
 
 def _module_row(label: str, decisions: Iterable[Decision], actions: Sequence[type[Action]]) -> Row:
@@ -183,17 +215,17 @@ def _shards(decisions: Iterable[Decision]) -> dict[str, str]:
     return {stem: ", ".join(filter(None, told)) for stem, told in found.items()}
 
 
-def _live_rows(binding: Iterable[Binding]) -> Iterator[Row]:
+def _live_rows(binding: Iterable[Binding], most: int) -> Iterator[Row]:
     """What stands at the peak, the largest sums first; a value that every layer has is one row."""
     alike: dict[Any, list[Binding]] = {}
     for tensor in binding:
         path = ModulePath.of(tensor.module)
         alike.setdefault((tensor.bytes, path.stem, path.rest, tensor.source), []).append(tensor)
     ordered = sorted(alike.items(), key=lambda item: -sum(tensor.bytes for tensor in item[1]))
-    for (_, stem, rest, source), same in ordered[:LIVE]:
-        module = numbered(stem, [ModulePath.of(tensor.module).number for tensor in same]) + rest
+    for (_, stem, rest, source), same in ordered[:most]:
+        module = numbered(stem, [ModulePath.of(tensor.module).number for tensor in same], RUNS) + rest
         size = sum(tensor.bytes for tensor in same)
         yield format_size(size), f"x{len(same)}", same[0].name, module, os.path.basename(source)
-    if left := ordered[LIVE:]:
+    if left := ordered[most:]:
         tensors = [tensor for _, same in left for tensor in same]
         yield format_size(sum(tensor.bytes for tensor in tensors)), f"x{len(tensors)}", "others", "", ""

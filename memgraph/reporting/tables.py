@@ -102,12 +102,17 @@ def page(title: str, answer: str, tables: Sequence[Table], width: int) -> Group:
     return Group(*parts)
 
 
-def plain(renderable: Any, needed: int) -> str:
-    """What rich would print, as text for logs.  needed: columns in which no name has to be broken."""
+def height(renderable: Any, width: int) -> int:
+    """Lines that something takes in so many columns."""
+    return len(plain(renderable, 0, width).splitlines())
+
+
+def plain(renderable: Any, needed: int, width: int = WIDTH) -> str:
+    """What rich would print, as text for logs.  needed: columns in which no name has to be broken.  width: at least."""
     from rich.console import Console
 
     file = io.StringIO()
     # Nothing is asked of the surroundings, so that a log and a notebook show the same text.
-    console = Console(file=file, width=max(WIDTH, needed), color_system=None, force_terminal=False, force_jupyter=False)
+    console = Console(file=file, width=max(width, needed), color_system=None, force_terminal=False, force_jupyter=False)
     console.print(renderable)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()

@@ -88,14 +88,14 @@ Modules (sums over equal layers)
  lm_head                100.0 MiB           -        -  rule 'lm_head'
  (no module)                  8 B           -        -  must not be computed twice
 
-Largest values kept
+Values kept
  value       bytes  times  module                  source       why
 --------------------------------------------------------------------------------------------------
  logits  100.0 MiB     x1  lm_head                 llama.py:90  rule 'lm_head'
  attn_0    4.0 MiB     x3  model.layers.0..2.attn  llama.py:10  the backward reads it and it fits
  seeds         8 B     x1                                       must not be computed twice
 
-Largest values dropped
+Values dropped
  value    bytes  times  module                    source       why
 --------------------------------------------------------------------------------------
  up_0   8.0 MiB     x3  model.layers.0..2.mlp.up  llama.py:20  dropped for the budget
@@ -124,8 +124,48 @@ Compilation
 """
 
 
-def test_table():
-    assert str(example()) == GOLDEN.rstrip("\n")
+def test_details():
+    assert example().details() == GOLDEN.rstrip("\n")
+
+
+SCREEN = """\
+memgraph: loss_fn [0] on cuda:0
+saves 24.0 MiB of a peak of 186.0 MiB = 12.9 % (above the baseline: 17.6 %); predicted slow-down 7.0 %
+ fits    yes: 162.0 MiB (by the inductor wrapper) of 200.0 MiB (asked for: 200MiB), 10.0 MiB of it held back:
+         28.0 MiB to spare
+ costs   100.0 ms -> 107.0 ms a step, +7.0 % (7.0 ms of it recomputation)
+ stands  50.0 MiB when the step starts; 112.0 MiB are the step's own
+ next    there is room for 28.0 MiB more: a longer sequence or a larger batch; `memgraph calibrate` measures
+         this machine: the times are built in; report.html("report.html") to look at it; report.details() for
+         all
+
+Modules (sums over equal layers)
+ module                      kept   dropped  in time
+-----------------------------------------------------
+ model.layers.0..2  x3   12.0 MiB  24.0 MiB   3.0 ms
+   .attn                 12.0 MiB         -        -
+   .mlp                         -  24.0 MiB   3.0 ms
+ lm_head                100.0 MiB         -        -
+ (no module)                  8 B         -        -
+
+Live at the predicted peak
+     bytes  times  value   module   source
+------------------------------------------------
+ 100.0 MiB     x1  logits  lm_head  llama.py:90
+       8 B     x1  seeds
+
+Refused
+ what                       why
+-----------------------------------------------------------------------------
+ rule 'foo.*': 'recompute'  no module path of this graph matches the pattern
+
+Notes
+ a note with [bold]brackets[/bold]
+"""
+
+
+def test_screen():
+    assert str(example()) == SCREEN.rstrip("\n")
 
 
 def test_text_is_plain_and_narrow_whatever_the_surroundings(monkeypatch):
@@ -172,7 +212,7 @@ def test_head_says_what_is_unusual(changes, expected):
     report = dataclasses.replace(example(), unplanned_peak=186 * MIB, **changes)
     if "nothing" in expected:
         report = dataclasses.replace(report, unplanned_peak=report.predicted_peak)
-    head = "\n".join(str(report).splitlines()[:9])
+    head = "\n".join(report.details().splitlines()[:9])
     assert expected in head
     if report.source_of_unplanned_peak == "graph sweep":
         assert "more than" not in head  # an estimate shows no need for more memory
@@ -187,16 +227,17 @@ def test_no_name_is_broken_and_nothing_is_cut_in_text():
     binding = (Binding("native_layer_norm_backward_17", MIB, module, "/site/modeling_long.py:1234"),)
     refusals = (Refusal(f"tile {module}", f"{module} is no region"),)
     report = dataclasses.replace(example(), decisions=decisions, binding=binding, refusals=refusals)
-    text = str(report)
+    text = report.details()
     within = ".feed_forward.post_attention_layernorm_of_the_second_residual_branch"
     assert text.count(f"model.language_model.layers.0{within}") == 4  # kept, live, refused: what and why
     assert text.count("modeling_long.py:1234") == 2 and text.count("native_layer_norm_backward_17") == 2
     assert FITS in " ".join(text.split())
+    assert f"model.language_model.layers.0{within}" in str(report) and "modeling_long.py:1234" in str(report)
     console = Console(file=io.StringIO(), width=60)
     console.print(report)
     narrow = "".join(console.file.getvalue().split())
     assert max(map(len, console.file.getvalue().splitlines())) <= 60
-    assert "modeling_long.py:1234" in narrow
+    assert "native_layer_norm_backward_17" in narrow
 
 
 def test_layers_that_differ_are_apart_and_numbers_are_ranges():
@@ -226,18 +267,48 @@ def test_layers_that_differ_in_a_few_values_are_one_row_with_all_their_bytes():
 
 def test_what_is_never_held_is_not_counted_as_dropped():
     fused = Decision("one_hot", 1300 * MIB, Recompute(), "", "f.py:1", 0.0, DROPPED, fused=True)
-    text = str(dataclasses.replace(example(), decisions=(*layer(0), fused)))
-    modules, values = text[text.index("Modules") : text.index("Largest values kept")], text[text.index("dropped\n") :]
+    text = dataclasses.replace(example(), decisions=(*layer(0), fused)).details()
+    modules, values = text[text.index("Modules") : text.index("Values kept")], text[text.index("dropped\n") :]
     (row,) = (row for row in modules.splitlines() if "(no module)" in row)
     assert row.count(" - ") == 3 and "1.3 GiB" not in text and "never held" in modules and "one_hot" not in values
 
 
 def test_large_reports_stay_short():
     decisions = tuple(Decision(f"v{i}", MIB * (i + 1), Save(), f"m{i}", f"f.py:{i}", 0.0, FITS) for i in range(99))
-    text = str(dataclasses.replace(example(), decisions=decisions))
-    kept = text[text.index("Largest values kept") : text.index("Live at")]
-    assert " v98 " in kept and " v89 " in kept and " v88 " not in kept
-    assert "75 more" in text and len(text.splitlines()) < 80
+    report = dataclasses.replace(example(), decisions=decisions)
+    assert "86 more" in str(report) and len(str(report).splitlines()) <= 45
+    assert all(f" v{i} " in report.details() for i in range(99))
+
+
+@pytest.mark.parametrize("width", [100, None])
+def test_a_report_of_32_equal_layers_is_one_screen(width):
+    """Nearly equal ones too, with refusals and notes; where there is no terminal, no word is broken."""
+    file = "/site/modeling_llama.py"
+
+    def one(i):
+        at = f"model.layers.{i}"
+        parts = ("input_layernorm", "self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.act")
+        for n, part in enumerate(parts):
+            action = Recompute() if (i * 7 + n) % 5 == 0 else Save()  # a pattern of its own in each layer
+            yield Decision(f"{part}_{i}", (n + 1) * MIB, action, f"{at}.{part}", f"{file}:{n}", 1e-3, FITS)
+
+    decisions = tuple(decision for i in range(32) for decision in one(i))
+    binding = tuple(Binding(d.name, d.bytes, d.module, d.source) for d in decisions if isinstance(d.action, Save))
+    refusals = tuple(Refusal(f"rule 'layers.{i}.*': 'recompute'", "no module path matches " * 8) for i in range(9))
+    notes = tuple(f"note {i}: " + "words that go on and on " * 8 for i in range(9))
+    known = {"decisions": decisions, "binding": binding, "refusals": refusals, "notes": notes}
+    report = dataclasses.replace(example(), **known, measured_above=9 * MIB, stall_time=1e-3, to_come=7 * MIB)
+    if width is None:
+        text = str(report)
+    else:
+        console = Console(file=io.StringIO(), width=width)
+        console.print(report)
+        text = console.file.getvalue()
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert len(text.splitlines()) <= 45, text
+    assert "model.layers.0..31  x32, alike" in text and " more" in text
+    for word in ("mlp.gate_proj", "mlp.act", ".self_attn", "memgraph.step_report()"):
+        assert word in text
 
 
 sizes = st.integers(-(2**60), 2**60)
@@ -381,10 +452,12 @@ def test_log_keeps_the_newest():
 
 def test_offloaded_values_have_a_column_a_line_and_a_table():
     moved = Decision("mm", 3 * 2**20, Offload("nvme"), "model.layers.0.mlp", "model.py:7", 0.0, "its copies cost less")
-    text = str(dataclasses.replace(example(), decisions=(moved,), stall_time=0.25))
+    offloaded = dataclasses.replace(example(), decisions=(moved,), stall_time=0.25)
+    assert "to the disk" in str(offloaded) and "3.0 MiB a step, out and back" in str(offloaded)
+    text = offloaded.details()
     assert "offloaded to the disk" in text and "3.0 MiB a step, out and back" in text
     assert "250.0 ms waiting for copies" in text
-    assert "Largest values offloaded" in text and "nvme: its copies cost less" in text
+    assert "Values offloaded" in text and "nvme: its copies cost less" in text
     assert dataclasses.replace(example(), decisions=(moved,)).bytes_on("nvme") == 3 * 2**20
     assert "offloaded" not in str(dataclasses.replace(example(), decisions=()))
 

@@ -5,23 +5,24 @@ class Axis {
     this.part = part;
     this.timed = timed;
     const planned = part.planned;
-    this.end = timed ? Math.max(part.end, planned.at[planned.events], part.unplanned.at[part.unplanned.events])
-      : planned.events + 1;
+    const last = (track) => (track.at ? track.at[track.events] : 0);
+    this.end = timed ? Math.max(part.end, last(planned), last(part.unplanned)) : planned.events + 1;
     this.end = this.end || 1;
-    // By track and state, where the state begins. On the axis of order the unplanned step is stretched: its forward
-    // lies over the planned one's, and its backward too.
+    // By track and state, where the state begins. A step without times, and on the axis of order the unplanned one, is
+    // stretched: its forward lies over the planned one's, and its backward too.
     this.starts = new Map([[planned, this.placesOf(planned)], [part.unplanned, this.placesOf(part.unplanned)]]);
   }
 
   placesOf(track) {
-    if (this.timed) return track.at;
-    const planned = this.part.planned;
+    if (this.timed && track.at) return track.at;
+    const { planned } = this.part;
+    const middle = this.timed ? planned.at[planned.forward] : planned.forward;
+    const end = this.timed ? planned.at[planned.events] : planned.events;
     const found = new Float64Array(track.events + 1);
     for (let k = 0; k <= track.events; k++) {
       found[k] = k <= track.forward
-        ? (k * planned.forward) / (track.forward || 1)
-        : planned.forward + ((k - track.forward) * (planned.events - planned.forward))
-          / ((track.events - track.forward) || 1);
+        ? (k * middle) / (track.forward || 1)
+        : middle + ((k - track.forward) * (end - middle)) / ((track.events - track.forward) || 1);
     }
     return found;
   }

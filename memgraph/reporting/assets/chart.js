@@ -101,7 +101,7 @@ class Chart {
     ink.textAlign = "right";
     ink.textBaseline = "middle";
     const unit = 1024 ** Math.max(0, Math.floor(Math.log(top) / Math.log(1024)));
-    const raw = top / unit / 5;
+    const raw = top / unit / 8;
     const power = 10 ** Math.floor(Math.log10(raw));
     const step = unit * power * ([1, 2, 5, 10].find((n) => n * power >= raw) || 10);
     for (let size = 0; size <= top; size += step) {

@@ -93,7 +93,7 @@ class Part {
   }
 
   get timed() {
-    return this.planned.at !== null && this.unplanned.at !== null;
+    return this.planned.at !== null;
   }
 
   // What is known of a buffer's value, by the place of its name.

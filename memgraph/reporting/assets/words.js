@@ -49,7 +49,7 @@ const COLOURS = {
   "in flight": "#cc79a7",
   transient: "#56b4e9",
   "kernel scratch": "#d55e00",
-  "to come": "#f0e442",
+  "to come": "#ddd49a",
 };
 const GREYS = ["#9aa1ab", "#b3b9c1", "#c8ccd2", "#828a95"];
 const DOING = {
