@@ -44,8 +44,8 @@ def part(figures: Figures) -> dict[str, Any]:
     known = [item for item in figures.described if item.name in names]
     data: dict[str, Any] = {name: getattr(figures, name) for name in PLAIN}
     data |= {
-        "source_of_peak": figures.source_of_peak.value,
-        "source_of_unplanned_peak": figures.source_of_unplanned_peak.value,
+        "source_of_peak": str(figures.source_of_peak),
+        "source_of_unplanned_peak": str(figures.source_of_unplanned_peak),
         "measured_peak": figures.measured_peak,
         "summary": phrases.summary(figures),
         "answers": [list(pair) for pair in screen.answers(figures) if pair[0] != "next"],
