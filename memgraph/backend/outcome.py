@@ -14,7 +14,7 @@ from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
 from memgraph.planner.course import described, named, timed, timeline
-from memgraph.planner.decisions import Refusal, Timeline
+from memgraph.planner.decisions import Described, Refusal, Timeline
 from memgraph.planner.explain import full_refusal
 from memgraph.planner.queues import Tier
 from memgraph.reporting.figures import Source
@@ -45,19 +45,13 @@ def build_report(
     known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
+    buffers = named(origins or {}, {value.name for value in planned.facts.values})
+    if truth is not None:
+        truth = timed(truth, planned.course, buffers)
     if unplanned is None and planned.plain:
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else unplanned
-    swept = timeline(planned.facts, planned.chosen, planned.course)
-    buffers = named(origins or {}, {value.name for value in planned.facts.values})
-    if truth is not None:
-        truth = timed(truth, planned.course, buffers)
-    names = [
-        *buffers.values(),
-        *(decision.name for decision in planned.plan.decisions),
-        *(event.value for some in (swept, planned.unplanned) for event in some.events),
-    ]
     if planned.bound is not None and budget is None:
         budget = baseline + to_come + held_back(options, device) + planned.bound
     return Report(
@@ -77,15 +71,23 @@ def build_report(
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
         refusals=planned.refusals + refusals,
-        timeline=swept if truth is None else truth,
+        timeline=timeline(planned.facts, planned.chosen, planned.course) if truth is None else truth,
         unplanned_timeline=unplanned,
         binding=planned.binding(),
         buffers=tuple(buffers.items()),
         works=planned.course.rounded(),
-        described=described(planned.course, planned.untiled or planned.facts, names),
+        described=_described(planned, unplanned, buffers),
         versions=_versions(),
         **known,
     )
+
+
+def _described(planned: Planned, unplanned: Timeline, buffers: Mapping[str, str]) -> tuple[Described, ...]:
+    """What is known of all values that a report names.  buffers: values, by Inductor's buffer."""
+    swept = timeline(planned.facts, planned.chosen)
+    events = (event.value for some in (swept, unplanned) for event in some.events)
+    names = (*buffers.values(), *(decision.name for decision in planned.plan.decisions), *events)
+    return described(planned.course, planned.untiled or planned.facts, names)
 
 
 def without_plan(

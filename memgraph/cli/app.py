@@ -1,4 +1,4 @@
-"""`memgraph fit | plan | demo | calibrate | doctor | bench`: what a user does at a terminal.
+"""`memgraph fit | plan | reports | report | demo | calibrate | doctor | bench`: what a user does at a terminal.
 
 Exit codes: 0 done, or it fits; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached,
 or it does not fit.
@@ -18,9 +18,11 @@ from rich.table import Table
 
 from memgraph.base.errors import OptionsError
 from memgraph.cli.fit import FIT_HELP, fit
+from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
+from memgraph.cli.outputs import show as show_report
+from memgraph.cli.stored import REPORT_HELP, report, reports
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
 from memgraph.cli.terminal import (
-    check_outputs,
     console,
     fail,
     pair,
@@ -29,16 +31,23 @@ from memgraph.cli.terminal import (
     parse_value,
     refusals,
     show,
-    write,
 )
 
 CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it holds no examples
 
 
+HELP = """
+Train models under a budget in bytes: plans, reports, and what this machine can do.
+
+Exit codes of all commands: 0 done, or it fits; 1 something is missing or fails, such as your script; 2 a wrong option;
+3 the budget cannot be reached, or it does not fit."""
+
 app = typer.Typer(
-    help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    help=HELP, no_args_is_help=True, context_settings={"max_content_width": 100}, pretty_exceptions_enable=False
 )
 app.command(help=FIT_HELP)(fit)
+app.command()(reports)
+app.command(help=REPORT_HELP)(report)
 
 
 @app.command()
@@ -103,9 +112,13 @@ def plan(
     ] = False,
     dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
     step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,
-    json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
+    json: Json = None,
+    html: Html = None,
+    plot: Plot = None,
+    trace: Trace = None,
+    details: Details = False,
 ) -> None:
+    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
     with refusals():
         named = {
             "recompute": recompute,
@@ -114,15 +127,12 @@ def plan(
             "rules": dict(pair(rule, "rules") for rule in rules) if rules else None,
         }
         options = {"budget": parse_budget(budget), "reserve": reserve} | _given(named, option)
-        check_outputs(json, plot)
+        outputs.check()
         told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
         with own_words(target):
-            report = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
-    if console.is_terminal:
-        console.print(report)
-    else:
-        typer.echo(str(report))
-    write(report, json, plot)
+            found = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
+    show_report(found, details)
+    outputs.write(found)
 
 
 def _plan(target: str, told: dict[str, Any]) -> Any:

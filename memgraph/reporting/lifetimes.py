@@ -60,19 +60,20 @@ def buffers(timeline: Timeline, figures: Figures) -> list[Buffer]:
     names = dict(figures.buffers)
     actions = {decision.name: decision for decision in figures.decisions}
     events = timeline.events
-    found: list[tuple[int, int | None]] = []
-    standing: dict[tuple[str, Where], list[int]] = {}  # by name, the places in `found` of buffers that stand
+    births: list[int] = []
+    deaths: dict[int, int] = {}  # by birth
+    standing: dict[tuple[str, Where, int], list[int]] = {}  # by name and bytes, the births of buffers that stand
     for number, event in enumerate(events):
-        same = standing.setdefault((event.value, event.where), [])
-        freed = next((place for place in same if events[found[place][0]].bytes == -event.bytes), None)
-        if event.bytes > 0 or freed is None:
-            same.append(len(found))
-            found.append((number, None))
-        else:
-            same.remove(freed)
-            found[freed] = (found[freed][0], number)
+        same = standing.setdefault((event.value, event.where, abs(event.bytes)), [])
+        if event.bytes < 0 and same:
+            deaths[same.pop(0)] = number
+            continue
+        births.append(number)
+        if event.bytes > 0:
+            same.append(number)
     made = []
-    for birth, death in found:
+    for birth in births:
+        death = deaths.get(birth)
         event = events[birth]
         value = names.get(event.value, event.value)
         stuff = _stuff(event, None if death is None else events[death], actions.get(value))

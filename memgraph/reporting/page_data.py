@@ -144,13 +144,14 @@ def _model(figures: Figures) -> Iterator[dict[str, Any]]:
         if work.doing is Doing.WAIT:
             module = modules.get(work.name, "")
             waits[module] = waits.get(module, 0.0) + work.end - work.start
+    tiles = [decision for decision in figures.decisions if isinstance(decision.action, Tile)]
     for group in fold(figures.decisions):
         parts = group.parts()
         yield {
             "label": group.label or "(no module)",
             "count": len(group.numbers),
             "equal": group.equal,
-            "shards": _shards(group, figures.decisions),
+            "shards": _shards(group, tiles),
             **_amounts([decision for _, decision in group.members], waits),
             "parts": [
                 {
@@ -179,12 +180,12 @@ def _amounts(decisions: Sequence[Decision], waits: dict[str, float]) -> dict[str
     return sizes | {"seconds": sum(decision.seconds for decision in decisions), "waits": waited}
 
 
-def _shards(group: Layers, decisions: Iterable[Decision]) -> str:
-    """Of the token regions that lie in these layers."""
+def _shards(group: Layers, tiles: Iterable[Decision]) -> str:
+    """Of the token regions that lie in these layers.  tiles: the decisions of all of them."""
     stems = {f"{group.stem}.{number}" if number else group.stem for number in group.numbers}
     found = {
         decision.action.shards
-        for decision in decisions
+        for decision in tiles
         if isinstance(decision.action, Tile)
         and any(decision.module == stem or decision.module.startswith(f"{stem}.") for stem in stems)
     }

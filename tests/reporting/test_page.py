@@ -154,6 +154,7 @@ def test_the_page_needs_no_network_and_hides_no_name():
     assert read(text)["parts"][0]["notes"] == [name]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_buffers_are_a_small_file():
     report = synthetic(200, 250)
     text = page.document([report])

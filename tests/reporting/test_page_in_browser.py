@@ -89,7 +89,8 @@ def test_what_is_live_at_the_peak_is_what_the_page_lists(page):
 
 def test_sorted_by_birth_and_by_next_use(page):
     def order(key):
-        page.run(f"const s = document.getElementById('sort'); s.value = '{key}'; s.dispatchEvent(new Event('change'))")
+        page.run(f"document.getElementById('sort').value = '{key}'")
+        page.run("document.getElementById('sort').dispatchEvent(new Event('change'))")
         return page.run("[...document.querySelectorAll('#rows tr.open')].map((row) => Number(row.dataset.buffer))")
 
     made = buffers(REPORT.timeline, REPORT)

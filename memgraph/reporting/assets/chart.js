@@ -57,7 +57,7 @@ class Chart {
     }));
     const kinds = part.stuff.map((name, i) => {
       const row = part.planned.byKind[i];
-      return { name, colour: COLOURS[name], of: (state) => row[state], most: row.reduce((a, b) => Math.max(a, b), 0) };
+      return { name, colour: COLOURS[name], of: (state) => row[state], most: part.planned.most[i] };
     });
     return [...standing, ...kinds].filter((layer) => layer.most > 0);
   }

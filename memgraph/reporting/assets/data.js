@@ -35,6 +35,7 @@ class Track {
     for (const row of this.byKind) {
       for (let k = 1; k <= data.events; k++) row[k] += row[k - 1];
     }
+    this.most = this.byKind.map((row) => row.reduce((most, size) => Math.max(most, size), 0));
     this.peak = 0;
     for (let k = 0; k <= data.events; k++) {
       let sum = level;
