@@ -95,13 +95,12 @@ def read_joint(
     values: list[Value] = []
     for node in nodes:
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
-        tensor = isinstance(val, torch.Tensor)
-        owns = tensor and value.storage == len(values)
+        owns = isinstance(val, torch.Tensor) and value.storage == len(values)
         values.append(
             dataclasses.replace(
                 value,
                 region=region_of.get(node, 0),
-                savable=tensor and value.kind != "tangent",
+                savable=isinstance(val, torch.Tensor) and value.kind != "tangent",
                 fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
                 pin=_pin(node, pins or {}),
                 accumulates=node in sums,

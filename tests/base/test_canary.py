@@ -176,7 +176,6 @@ CALLS = {
     "torch._inductor.scheduler.BaseSchedulerNode.get_operation_names": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.get_outputs": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.is_extern": (["self"], []),
-    "torch._inductor.ir.IRNode.get_origin_node": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.is_reduction": (["self"], []),
 }
 
