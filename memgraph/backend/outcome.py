@@ -13,7 +13,7 @@ from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
-from memgraph.planner.course import described, named, timed, timeline
+from memgraph.planner.course import described, held, named, timed, timeline
 from memgraph.planner.decisions import Described, Refusal, Timeline
 from memgraph.planner.explain import full_refusal
 from memgraph.planner.queues import Tier
@@ -45,13 +45,14 @@ def build_report(
     known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
-    buffers = named(origins or {}, {value.name for value in planned.facts.values})
+    known_values = {value.name for value in planned.facts.values}
+    buffers = named(origins or {}, known_values)
     if truth is not None:
-        truth = timed(truth, planned.course, buffers)
+        truth = timed(held(truth, buffers, known_values), planned.course, buffers)
     if unplanned is None and planned.plain:
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
-    unplanned = planned.unplanned if unplanned is None else unplanned
+    unplanned = planned.unplanned if unplanned is None else dataclasses.replace(unplanned, reuses=())
     if planned.bound is not None and budget is None:
         budget = baseline + to_come + held_back(options, device) + planned.bound
     return Report(
@@ -97,7 +98,7 @@ def without_plan(
 
     truth, known: as in `build_report`.
     """
-    budget = options.budget
+    budget, truth = options.budget, dataclasses.replace(truth, reuses=())  # nothing is known of its buffers
     if isinstance(budget, float):
         budget = baseline + options.held_back + int(budget * truth.peak)
     return Report(

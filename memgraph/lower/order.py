@@ -35,12 +35,13 @@ class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
         self,
         planned: Callable[[bool], bool],
         identity: str,
-        seen: Callable[[dict[str, tuple[str, ...]]], None] = lambda found: None,
+        seen: Callable[[dict[str, tuple[str, ...]]], None] | None = None,
     ) -> None:
         self.planned, self.identity, self.seen = planned, identity, seen
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        self.seen(compat.origins(nodes))
+        if self.seen is not None:
+            self.seen(compat.origins(nodes))
         if not self.planned(compat.lowers_backward()):
             return nodes
         operator = None

@@ -184,6 +184,23 @@ def named(origins: Mapping[str, Sequence[str]], known: Collection[str]) -> dict[
     return found
 
 
+def held(read: Timeline, names: Mapping[str, str], known: Collection[str]) -> Timeline:
+    """A timeline that was read from generated code, with those reuses alone after which another value is held.
+
+    names: of the values, by buffer.  known: all names of values; a variable of the backward may bear one.
+    """
+    holds: dict[str, str] = {}
+    reuses = []
+    for reuse in read.reuses:
+        variable = reuse.value.partition(".")[2]
+        value = names.get(reuse.value) or (variable if variable in known else None)
+        before = holds.get(reuse.storage, names.get(reuse.storage, reuse.storage))
+        if value is not None and value != before:
+            holds[reuse.storage] = value
+            reuses.append(dataclasses.replace(reuse, value=value))
+    return dataclasses.replace(read, reuses=tuple(reuses))
+
+
 def timed(read: Timeline, course: Course, names: Mapping[str, str]) -> Timeline:
     """A timeline that was read from generated code, with the times of the values that its buffers hold.
 
@@ -205,7 +222,8 @@ def timed(read: Timeline, course: Course, names: Mapping[str, str]) -> Timeline:
     backwards = [b[1] if t is None else t for t, b in zip(known, bounds, strict=True)][::-1]
     after = list(itertools.accumulate(backwards, min))[::-1]
     times = [round((low + high) / 2, DIGITS) for low, high in zip(before, after, strict=True)]
-    return Timeline(tuple(dataclasses.replace(e, at=at) for e, at in zip(read.events, times, strict=True)))
+    events = (dataclasses.replace(event, at=at) for event, at in zip(read.events, times, strict=True))
+    return dataclasses.replace(read, events=tuple(events))
 
 
 def _sides(course: Course) -> tuple[tuple[Phase, list[Span]], tuple[Phase, list[Span]]]:

@@ -108,10 +108,27 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reuse:
+    """A storage that comes to hold another value: generated code gives it away instead of freeing it."""
+
+    after: int
+    """How many events of the timeline come before it."""
+
+    storage: str
+    """As events name it."""
+
+    value: str
+    """What it holds from now on."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Timeline:
     """Allocated bytes above the baseline, one event after another, over the forward and then the backward."""
 
     events: tuple[Event, ...] = ()
+
+    reuses: tuple[Reuse, ...] = ()
+    """In their order; only where generated code was read."""
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Any]]) -> Timeline:
@@ -145,7 +162,7 @@ class Timeline:
         """The same events in the blocks that CUDA's caching allocator gives, of the step that reaches most."""
         changes = [((event.value, event.where), event.bytes) for event in self.events]
         sizes = zip(self.events, in_blocks(changes), strict=True)
-        return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes))
+        return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes), self.reuses)
 
     def live_at_peak(self) -> tuple[Event, ...]:
         """The allocations that stand when the peak is reached, largest first."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memgraph.base.errors import Binding
 from memgraph.facts.actions import Offload
-from memgraph.planner.decisions import Decision, Described, Doing, Refusal, Timeline, Work
+from memgraph.planner.decisions import Decision, Described, Doing, Refusal, Reuse, Timeline, Work
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -188,6 +188,7 @@ class Figures:
             data[name] = [vars(item) for item in data[name]]
         for name in ("timeline", "unplanned_timeline"):
             data[name] = data[name].rows()
+        data["reuses"] = [(reuse.after, reuse.storage, reuse.value) for reuse in self.timeline.reuses]
         data["described"] = [tuple(vars(item).values()) for item in data["described"]]
         data["works"] = [(work.lane, work.doing.value, work.name, work.start, work.end) for work in data["works"]]
         return json.dumps(data, separators=(",", ":"))
@@ -202,6 +203,8 @@ class Figures:
                 data[name] = tuple(kind(**item) for item in data[name])
             for name in ("timeline", "unplanned_timeline"):
                 data[name] = Timeline.from_rows(data[name])
+            reuses = tuple(Reuse(*row) for row in data.pop("reuses", ()))
+            data["timeline"] = dataclasses.replace(data["timeline"], reuses=reuses)
             for name in ("stages", "versions", "standing", "buffers"):
                 data[name] = tuple((key, value) for key, value in data.get(name, ()))
             data["described"] = tuple(_described(*row) for row in data.get("described", ()))

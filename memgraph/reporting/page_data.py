@@ -15,7 +15,7 @@ from memgraph.planner.decisions import Decision, Doing, Timeline
 from memgraph.reporting import phrases, screen
 from memgraph.reporting.figures import Figures
 from memgraph.reporting.layers import Layers, fold
-from memgraph.reporting.lifetimes import Stuff, buffers
+from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.step_figures import StepFigures
 
 STUFF = tuple(Stuff)
@@ -88,19 +88,20 @@ def _standing(figures: Figures) -> list[tuple[str, int]]:
 
 
 def _track(timeline: Timeline, figures: Figures, texts: _Texts) -> dict[str, Any]:
-    """One timeline: its buffers as columns, and the times of its events in nanoseconds."""
-    made = buffers(timeline, figures)
+    """One timeline: its buffers as columns, and the times of its changes in nanoseconds."""
+    lives = lifetimes(timeline, figures)
+    made = lives.buffers
     sizes = _Texts()
     return {
-        "events": len(timeline.events),
-        "forward": sum(event.phase == "forward" for event in timeline.events),
+        "events": len(lives.changes),
+        "forward": lives.forward,
         "birth": _differences(buffer.birth for buffer in made),
         "life": [0 if buffer.death is None else buffer.death - buffer.birth for buffer in made],
         "size": sizes.column(str(buffer.bytes) for buffer in made),
         "sizes": [int(size) for size in sizes.places],
         "stuff": [STUFF.index(buffer.stuff) for buffer in made],
         "value": texts.column(buffer.value for buffer in made),
-        "at": _differences(round(event.at * NANOSECONDS) for event in timeline.events) if timeline.timed else [],
+        "at": _differences(round(at * NANOSECONDS) for at in lives.times) if timeline.timed else [],
     }
 
 

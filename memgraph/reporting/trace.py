@@ -17,7 +17,7 @@ from typing import Any
 
 from memgraph.planner.decisions import Doing, Timeline
 from memgraph.reporting.figures import Figures
-from memgraph.reporting.lifetimes import buffers, sums
+from memgraph.reporting.lifetimes import lifetimes
 
 MICROSECONDS = 1e6
 MOMENT = 1e-3  # a nanosecond: a peak between events of one time stands for so long
@@ -34,9 +34,11 @@ def write(figures: Figures, path: str | os.PathLike[str]) -> None:
         events += _lanes(figures)
         for name, timeline in timelines.items():
             if timeline.timed:
-                events += _counters(name, timeline, [figures.level + above for above in timeline.sums()], figures.level)
-        for stuff, sizes in sums(buffers(figures.timeline, figures), len(figures.timeline.events)).items():
-            events += _counters(f"planned: {stuff.value}", figures.timeline, sizes, 0) if any(sizes) else ()
+                times = [event.at for event in timeline.events]
+                events += _counters(name, times, [figures.level + above for above in timeline.sums()], figures.level)
+        lives = lifetimes(figures.timeline, figures)
+        for stuff, sizes in lives.sums().items():
+            events += _counters(f"planned: {stuff.value}", lives.times, sizes, 0) if any(sizes) else ()
         end = _microseconds(max(timeline.events[-1].at for timeline in timelines.values() if timeline.timed))
     else:
         for thread, (name, timeline) in enumerate(timelines.items(), start=1):
@@ -70,10 +72,9 @@ def _lanes(figures: Figures) -> Iterator[dict[str, Any]]:
             yield arrow | {"ph": "f", "bp": "e", "id": out[tier, work.name], "ts": start + length / 2}
 
 
-def _counters(name: str, timeline: Timeline, sizes: Sequence[int], first: int) -> Iterator[dict[str, Any]]:
+def _counters(name: str, times: Sequence[float], sizes: Sequence[int], first: int) -> Iterator[dict[str, Any]]:
     """A counter over predicted time. Of several sizes at one time it shows the highest, and right after it the last."""
     yield _counter(name, 0, first)
-    times = (event.at for event in timeline.events)
     for at, same in itertools.groupby(zip(times, sizes, strict=True), key=lambda pair: pair[0]):
         there = [size for _, size in same]
         yield _counter(name, _microseconds(at), max(there))

@@ -12,9 +12,9 @@ import zlib
 import pytest
 
 from memgraph.facts.actions import Offload, Recompute, Save
-from memgraph.planner.decisions import Decision, Event, Timeline, Where
+from memgraph.planner.decisions import Decision, Event, Reuse, Timeline, Where
 from memgraph.reporting import page
-from memgraph.reporting.lifetimes import Stuff, buffers, sums
+from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.report import Report
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
@@ -111,8 +111,8 @@ def test_kinds_of_memory():
         Decision("kept", 1, Save()),
     )
     report = dataclasses.replace(example(), timeline=timeline, decisions=decisions, buffers=(("buf7", "weight"),))
-    made = buffers(timeline, report)
-    assert [(b.value, b.bytes, b.birth, b.death, b.stuff) for b in made] == [
+    lives = lifetimes(timeline, report)
+    assert [(b.value, b.bytes, b.birth, b.death, b.stuff) for b in lives.buffers] == [
         ("kept", 1, 0, 14, Stuff.SAVED),
         ("passing", 2, 1, 2, Stuff.TRANSIENT),
         ("loss", 4, 3, None, Stuff.OUTPUT),
@@ -124,8 +124,37 @@ def test_kinds_of_memory():
         ("again", 64, 11, 12, Stuff.SCRATCH),
         ("tangent", -128, 15, None, Stuff.GRADIENT),
     ]
-    rows = sums(made, len(timeline.events))
+    rows = lives.sums()
     assert [sum(row[i] for row in rows.values()) for i in range(len(timeline.events))] == timeline.sums()
+
+
+def test_a_storage_that_is_given_away_holds_one_value_after_the_other():
+    """No byte changes where generated code reuses a buffer: one life ends, and the next one begins."""
+    events = (
+        Event("forward", "forward.buf0", 8, at=1.0),
+        Event("forward", "forward.buf1", 8, at=2.0),
+        Event("forward", "forward.buf1", -8, at=3.0),
+        Event("backward", "forward.buf0", -8, at=5.0),
+    )
+    reuses = (Reuse(2, "forward.buf0", "kept"), Reuse(3, "forward.buf0", "kept_late"), Reuse(3, "gone", "nothing"))
+    decisions = (Decision("dropped", 8, Recompute()), Decision("kept", 8, Save()), Decision("kept_late", 8, Save()))
+    timeline = Timeline(events, reuses)
+    report = dataclasses.replace(
+        example(), timeline=timeline, decisions=decisions, buffers=(("forward.buf0", "dropped"),), works=()
+    )
+    lives = lifetimes(timeline, report)
+    assert [(b.value, b.birth, b.death, b.stuff) for b in lives.buffers] == [
+        ("dropped", 0, 2, Stuff.TRANSIENT),
+        ("forward.buf1", 1, 3, Stuff.TRANSIENT),
+        ("kept", 2, 4, Stuff.SAVED),
+        ("kept_late", 4, 6, Stuff.SAVED),
+    ]
+    assert lives.times == [1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 5.0]
+    sums = [sum(row[n] for row in lives.sums().values()) for n in range(7)]
+    assert sums == [8, 16, 16, 8, 8, 8, 0]
+    assert Report.from_json(report.to_json()) == report
+    track = read(page.document([report]))["parts"][0]["planned"]
+    assert list(itertools.accumulate(events_of(track))) == sums
 
 
 def test_a_step_shows_its_graphs(tmp_path):

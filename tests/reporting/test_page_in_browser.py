@@ -9,7 +9,7 @@ import pytest
 
 from memgraph.base.sizes import format_size
 from memgraph.planner.decisions import Event
-from memgraph.reporting.lifetimes import Stuff, buffers, sums
+from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.phrases import duration
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
@@ -63,7 +63,7 @@ def test_the_curves_are_those_of_the_json(page):
             found.append(total)
         assert page.run(f"Array.from(memgraph.page.part.{name}.total)") == found
     assert page.run("memgraph.page.part.planned.total[memgraph.page.state]") == data["predicted_peak"]
-    kinds = sums(buffers(REPORT.timeline, REPORT), len(data["timeline"]))
+    kinds = lifetimes(REPORT.timeline, REPORT).sums()
     for number, stuff in enumerate(Stuff):
         assert page.run(f"Array.from(memgraph.page.part.planned.byKind[{number}])")[1:] == kinds[stuff]
     times = page.run("Array.from(memgraph.page.part.planned.at)")
@@ -93,7 +93,7 @@ def test_sorted_by_birth_and_by_next_use(page):
         page.run("document.getElementById('sort').dispatchEvent(new Event('change'))")
         return page.run("[...document.querySelectorAll('#rows tr.open')].map((row) => Number(row.dataset.buffer))")
 
-    made = buffers(REPORT.timeline, REPORT)
+    made = lifetimes(REPORT.timeline, REPORT).buffers
     births = [made[i].birth for i in order("birth")]
     assert births == sorted(births)
     peak = page.run("memgraph.page.state")
@@ -147,7 +147,7 @@ def test_a_chosen_row_says_what_is_known_of_its_value(page):
     assert all(text in facts for text in told), facts
     assert page.run("document.querySelectorAll('#model tr.group').length") == 1
     chosen = page.run("memgraph.page.selected")
-    made = buffers(REPORT.timeline, REPORT)[chosen]
+    made = lifetimes(REPORT.timeline, REPORT).buffers[chosen]
     assert (made.value, made.bytes) == (decision.name, decision.bytes)
 
 
@@ -184,7 +184,7 @@ def test_the_peak_is_drawn_where_it_is(page):
 
 def test_exports(page):
     lines = page.run("memgraph.csv(memgraph.page.part)").splitlines()
-    made = buffers(REPORT.timeline, REPORT)
+    made = lifetimes(REPORT.timeline, REPORT).buffers
     assert len(lines) == len(made) + 1
     assert [int(line.split(",")[2]) for line in lines[1:]] == [buffer.bytes for buffer in made]
     picture = page.run("memgraph.svg(memgraph.page.chart)")
