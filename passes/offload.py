@@ -104,7 +104,8 @@ def _copy_back(graph: fx.Graph, transfers: Sequence[Transfer]) -> None:
         with graph.inserting_before(load):
             shape, stride = ([size(graph, mode, n) for n in sizes] for sizes in (value.shape, value.stride()))
             layout = (shape, stride, value.dtype, value.device, transfer.tier)
-            ticket = call(graph, mode, ops.reload_start.default, held, *layout)
+            name = f"{transfer.name}_reload_start"
+            ticket = call(graph, mode, ops.reload_start.default, held, *layout, name=name)
         with graph.inserting_before(use):
             name = f"{transfer.name}_reloaded"
             y = call(graph, mode, ops.reload_finish.default, ticket, held, *layout, name=name)

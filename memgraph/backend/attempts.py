@@ -15,7 +15,7 @@ from memgraph.backend.attempt import Attempt, Next, first_attempt
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.inductor import Graph, Job, lower, read_graphs, read_step, refuses_cuda_graphs
+from memgraph.backend.inductor import Graph, Job, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
 from memgraph.backend.joint_graph import Planned
 from memgraph.backend.outcome import budget_error, build_report, found_again
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
@@ -158,7 +158,7 @@ class Attempts:
         job = self.job
         to_come = job.entry.to_come
         report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
-        report = dataclasses.replace(report, stages=job.stages())
+        report = dataclasses.replace(report, stages=job.stages(), standing=job.entry.standing)
         record(report)
         return self._variant(compiled, kept, report), kept.tier_bytes
 
@@ -210,8 +210,10 @@ class Attempts:
             notes=(*job.notes, *job.tiers.notes, *notes, *nested_note(len(everything)), *self._notes(planned)),
             attempts=number,
             unplanned=self.unplanned,
+            standing=job.entry.standing,
             calibrated=job.hardware.measured,
             refusals=job.refusals,
+            origins=origins_of(lowered.graphs),
         )
         needed = tier_bytes((each.plan for each in everything), job.tiers)
         above = max(report.above, _counted(report.timeline, job.device.type).peak)

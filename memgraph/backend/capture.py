@@ -108,6 +108,12 @@ class Step:
         return 0 if self.optimizer is None else self.optimizer.state_to_come
 
     @property
+    def standing(self) -> tuple[tuple[str, int], ...]:
+        """What the baseline is made of: a kind and its bytes."""
+        weights = sum_of_storages(self.parameters) + self.frozen
+        return ("parameters", weights), ("inputs and buffers", self.baseline - weights)
+
+    @property
     def gradients(self) -> int:
         """Bytes of the gradients of all trained parameters."""
         return sum_of_storages(self.parameters)

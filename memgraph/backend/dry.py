@@ -89,6 +89,7 @@ def dry_report(step: Step, planned: Planned, key: str, budget: int | None, notes
         device=step.device,
         baseline=step.baseline,
         to_come=step.to_come,
+        standing=step.standing,
         budget=budget,
         stages=(*step.progress.stages, ("all", time.perf_counter() - step.start)),
         notes=(

@@ -64,6 +64,8 @@ class Graph:
     """Its wrapper; None where there is no Python wrapper."""
     kernels: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     """Its Triton kernels, by name."""
+    origins: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
+    """By the name of a buffer of the wrapper, the nodes of the graph that it comes from."""
 
 
 def key_of(job: Job, *parts: str) -> str:
@@ -105,11 +107,12 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
     # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
     options, progress, name, graphs = job.options, job.progress, job.name, []
     patches = settings_of(options)
+    origins: dict[str, tuple[str, ...]] = {}  # of the graph that is being lowered
     if partitioner is not None:
         if refuses_cuda_graphs(options, job.device):
             patches["triton.cudagraphs"] = False
         patches["custom_partitioner_fn"] = partitioner
-        order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid())
+        order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid(), origins.update)
         patches["_pre_fusion_custom_pass"] = order
     if not cache:
         patches["force_disable_caches"] = True
@@ -126,10 +129,11 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
         if partitioner is not None:
             compat.lower_transfers()
             compat.lower_shards()
+        origins.clear()
         with configured, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
         source = getattr(lowered, "source_code", None) or trivial
-        graphs.append(Graph(phase, given, returned, source, compat.triton_kernels_of(lowered)))
+        graphs.append(Graph(phase, given, returned, source, compat.triton_kernels_of(lowered), dict(origins)))
         return lowered
 
     copy = compat.copy_graph(job.gm)
@@ -158,6 +162,12 @@ def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
     if plan.tiled:
         return True
     return not plan.stock and (backward or bool(plan.transfers))
+
+
+def origins_of(graphs: list[Graph]) -> dict[str, tuple[str, ...]]:
+    """By the name of a buffer in `read_step`'s timeline, the nodes of its graph that it comes from."""
+    outermost = {graph.phase: graph for graph in graphs}
+    return {f"{phase}.{buffer}": names for phase, graph in outermost.items() for buffer, names in graph.origins.items()}
 
 
 def read_step(

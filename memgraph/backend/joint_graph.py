@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from typing import Any
 
@@ -22,8 +23,9 @@ from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
 from memgraph.passes.graphs import Split
 from memgraph.planner.candidates import Candidate
+from memgraph.planner.course import Course, timeline
 from memgraph.planner.decisions import Plan, Refusal, Timeline
-from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals, timeline
+from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals
 from memgraph.planner.offload import Tiers
 from memgraph.planner.prices import price_fusion
 from memgraph.planner.queues import Tier
@@ -66,6 +68,15 @@ class Planned:
     """Other plans of the graph, where the bound asks for them."""
     full: tuple[tuple[Tier, int], ...] = ()
     """Tiers that had too little room for a better plan, with the bytes that it needed."""
+    tiers: tuple[Tier, ...] = ()
+    """Where values may go."""
+    untiled: JointFacts | None = None
+    """Facts of the graph without tiles; None where that is the graph as it was planned."""
+
+    @functools.cached_property
+    def course(self) -> Course:
+        """When what is done in a step of the chosen plan."""
+        return Course(self.facts, self.chosen, self.tiers)
 
     @property
     def plain(self) -> bool:
@@ -229,7 +240,11 @@ class Planning:
         """The two graphs of a choice, and its plan.  Raises VerifyError where a rewrite is not legal."""
         variant = choice.variant
         plan = make_plan(
-            variant.facts, choice.candidate, variant.planner.stock, self.tiling.decisions(variant.cut.shards)
+            variant.facts,
+            choice.candidate,
+            variant.planner.stock,
+            self.tiling.decisions(variant.cut.shards),
+            self.tiers.tiers,
         )
         check = None if variant.cut.before is None else check_split(variant.cut.before, self.options.repeatable)
         split = variant.cut.split
@@ -260,11 +275,13 @@ class Planning:
             refusals=refused,
             num_fwd_outputs=variant.cut.split.joint.num_fwd_outputs,
             dropped=self.dropped,
-            unplanned=timeline(plain.facts, plain.planner.stock),
+            unplanned=timeline(plain.facts, plain.planner.stock, Course(plain.facts, plain.planner.stock)),
             unplanned_seconds=plain.seconds,
             seconds=choice.seconds,
             offers=self.offers(variant, chosen) if self.bound.offers else (),
             full=full,
+            tiers=self.tiers.tiers,
+            untiled=None if plain is variant else plain.facts,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
-from memgraph.planner.decisions import Refusal, Timeline
-from memgraph.planner.explain import full_refusal, timeline
+from memgraph.planner.course import described, held, named, timed, timeline
+from memgraph.planner.decisions import Described, Refusal, Timeline
+from memgraph.planner.explain import full_refusal
 from memgraph.planner.queues import Tier
 from memgraph.reporting.figures import Source
 from memgraph.reporting.report import Report
@@ -31,6 +33,7 @@ def build_report(
     to_come: int = 0,
     unplanned: Timeline | None = None,
     refusals: tuple[Refusal, ...] = (),
+    origins: Mapping[str, Sequence[str]] | None = None,
     **known: Any,
 ) -> Report:
     """The report of one planned graph.
@@ -38,13 +41,18 @@ def build_report(
     truth: allocations that were read from Inductor's wrappers, or None where only the sweep is known.  device: whose
     memory is bounded.  budget: bytes; None where there is none, or where it is a share that only the plan has in bytes.
     to_come: bytes that the run allocates later and keeps.  unplanned: allocations of plain Inductor, where it lowered
-    the graph.  known: the fields of the report that are not in the plan.
+    the graph.  origins: by buffer of the wrappers, the nodes that it comes from.
+    known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
+    known_values = {value.name for value in planned.facts.values}
+    buffers = named(origins or {}, known_values)
+    if truth is not None:
+        truth = timed(held(truth, buffers, known_values), planned.course, buffers)
     if unplanned is None and planned.plain:
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
-    unplanned = planned.unplanned if unplanned is None else unplanned
+    unplanned = planned.unplanned if unplanned is None else dataclasses.replace(unplanned, reuses=())
     if planned.bound is not None and budget is None:
         budget = baseline + to_come + held_back(options, device) + planned.bound
     return Report(
@@ -64,12 +72,23 @@ def build_report(
         stall_time=planned.chosen.stall,
         decisions=planned.plan.decisions,
         refusals=planned.refusals + refusals,
-        timeline=truth if truth is not None else timeline(planned.facts, planned.chosen),
+        timeline=timeline(planned.facts, planned.chosen, planned.course) if truth is None else truth,
         unplanned_timeline=unplanned,
         binding=planned.binding(),
+        buffers=tuple(buffers.items()),
+        works=planned.course.rounded(),
+        described=_described(planned, unplanned, buffers),
         versions=_versions(),
         **known,
     )
+
+
+def _described(planned: Planned, unplanned: Timeline, buffers: Mapping[str, str]) -> tuple[Described, ...]:
+    """What is known of all values that a report names.  buffers: values, by Inductor's buffer."""
+    swept = timeline(planned.facts, planned.chosen)
+    events = (event.value for some in (swept, unplanned) for event in some.events)
+    names = (*buffers.values(), *(decision.name for decision in planned.plan.decisions), *events)
+    return described(planned.course, planned.untiled or planned.facts, names)
 
 
 def without_plan(
@@ -79,7 +98,7 @@ def without_plan(
 
     truth, known: as in `build_report`.
     """
-    budget = options.budget
+    budget, truth = options.budget, dataclasses.replace(truth, reuses=())  # nothing is known of its buffers
     if isinstance(budget, float):
         budget = baseline + options.held_back + int(budget * truth.peak)
     return Report(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from memgraph.backend.budget import Bound
@@ -120,3 +120,32 @@ class Record:
 def record_of_lowest(job: TrainingJob) -> Record:
     """Where the lowest peak of a graph is kept, whatever the budget."""
     return Record(job, None, job.options.model_copy(update={"budget": None}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A report that a process has left in the plan store."""
+
+    key: str
+    used: float
+    """When its plan was last used, in seconds since 1970."""
+    report: Report
+
+
+def stored(prefix: str = "") -> Iterator[Stored]:
+    """The reports in the plan store whose keys begin so, those last used first.
+
+    What another version has written is left out.
+    """
+    store = Store()
+    for key, used in store.entries():
+        if not key.startswith(prefix):
+            continue
+        record = store.get(key, use=False)
+        if record is None or "report" not in record:
+            continue
+        try:
+            report = Report.from_json(record["report"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue
+        yield Stored(key, used, report)

@@ -44,8 +44,22 @@ class Store:
         """Where the records lie. Raises OSError where the cache folder cannot be made."""
         return cache_folder() / "plans" if self._folder is None else self._folder
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The record, or None where there is no readable one. A corrupt record is removed."""
+    def entries(self) -> list[tuple[str, float]]:
+        """The keys of all records, each with the time at which it was last used (seconds since 1970), newest first."""
+        found = []
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                key, dot, kind = entry.name.rpartition(".")
+                if dot and kind == "json" and _KEY.fullmatch(key):
+                    with contextlib.suppress(OSError):  # another process prunes
+                        found.append((key, entry.stat().st_mtime))
+        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+    def get(self, key: str, *, use: bool = True) -> dict[str, Any] | None:
+        """The record, or None where there is no readable one. A corrupt record is removed.
+
+        use: whether this counts as a use of it; those used last are kept longest.
+        """
         name = _file_name(key)
         try:
             file = self.folder / name
@@ -63,7 +77,8 @@ class Store:
                 file.unlink()
             return None
         with contextlib.suppress(OSError):
-            os.utime(file)  # pruning removes the records that were not used for longest
+            if use:
+                os.utime(file)  # pruning removes the records that were not used for longest
         return record
 
     def put(self, key: str, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`memgraph fit | plan | demo | calibrate | doctor | bench`: what a user does at a terminal.
+"""`memgraph fit | plan | reports | report | demo | calibrate | doctor | bench`: what a user does at a terminal.
 
 Exit codes: 0 done, or it fits; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached,
 or it does not fit.
@@ -18,11 +18,13 @@ from rich.table import Table
 
 from memgraph import simulator
 from memgraph.base.errors import OptionsError
-from memgraph.cli.exact import on_card, show_exact
+from memgraph.cli.exact import Exactly, on_card, show_exact
 from memgraph.cli.fit import FIT_HELP, fit
+from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
+from memgraph.cli.outputs import show as show_report
+from memgraph.cli.stored import REPORT_HELP, report, reports
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
 from memgraph.cli.terminal import (
-    check_outputs,
     console,
     fail,
     pair,
@@ -31,16 +33,23 @@ from memgraph.cli.terminal import (
     parse_value,
     refusals,
     show,
-    write,
 )
 
 CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it holds no examples
 
 
+HELP = """
+Train models under a budget in bytes: plans, reports, and what this machine can do.
+
+Exit codes of all commands: 0 done, or it fits; 1 something is missing or fails, such as your script; 2 a wrong option;
+3 the budget cannot be reached, or it does not fit."""
+
 app = typer.Typer(
-    help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    help=HELP, no_args_is_help=True, context_settings={"max_content_width": 100}, pretty_exceptions_enable=False
 )
 app.command(help=FIT_HELP)(fit)
+app.command()(reports)
+app.command(help=REPORT_HELP)(report)
 
 
 @app.command()
@@ -105,12 +114,14 @@ def plan(
     ] = False,
     dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
     step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="compile the step and run it on a simulated card: to the byte, in minutes")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="write the whole report here")] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw the timeline here")] = None,
+    exact: Exactly = False,
+    json: Json = None,
+    html: Html = None,
+    plot: Plot = None,
+    trace: Trace = None,
+    details: Details = False,
 ) -> None:
+    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
     with refusals():
         if exact and not simulator.here():
             raise on_card(hardware)
@@ -121,14 +132,14 @@ def plan(
             "rules": dict(pair(rule, "rules") for rule in rules) if rules else None,
         }
         options = {"budget": parse_budget(budget), "reserve": reserve} | _given(named, option)
-        check_outputs(json, plot)
+        outputs.check()
         told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
         with own_words(target):
             if exact:
-                raise _exact(target, told | {"dim": dim, "step": step}, longest, json, plot)
-            report = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
-    console.print(report) if console.is_terminal else typer.echo(str(report))
-    write(report, json, plot)
+                raise _exact(target, told | {"dim": dim, "step": step}, longest, outputs)
+            found = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
+    show_report(found, details)
+    outputs.write(found)
 
 
 def _plan(target: str, told: dict[str, Any]) -> Any:
@@ -148,7 +159,7 @@ def _longest(target: str, told: dict[str, Any]) -> Any:
     return found.report
 
 
-def _exact(target: str, told: dict[str, Any], longest: bool, json: Path | None, plot: Path | None) -> typer.Exit:
+def _exact(target: str, told: dict[str, Any], longest: bool, outputs: Outputs) -> typer.Exit:
     """Run the step, shown and written; returns the exit that says whether it fits."""
     from memgraph.backend.exact import exact as run_exactly
     from memgraph.backend.explore import with_size
@@ -163,7 +174,7 @@ def _exact(target: str, told: dict[str, Any], longest: bool, json: Path | None, 
     measured = run_exactly(fn, *args, options=told["options"], optimizer=told["optimizer"])
     show_exact(measured)
     if measured.report is not None:
-        write(measured.report, json, plot)
+        outputs.write(measured.report)
     return typer.Exit(0 if measured.fits else 3)
 
 

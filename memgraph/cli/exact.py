@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,6 +14,9 @@ from memgraph.base.sizes import format_size
 from memgraph.cli.terminal import console, show
 
 CARD = "H100"
+Exactly = Annotated[
+    bool, typer.Option("--exact", help="compile the step and run it on a simulated card: to the byte, in minutes")
+]
 
 
 def on_card(hardware: str | None) -> typer.Exit:

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from memgraph.base.errors import OptionsError
 from memgraph.base.sizes import parse_size
+from memgraph.cli.outputs import Html, Json, Outputs
 from memgraph.cli.target import load_step, own_words
-from memgraph.cli.terminal import check_outputs, console, parse_budget, parse_value, refusals, write
+from memgraph.cli.terminal import console, parse_budget, parse_value, refusals
 
 WIDTH = 100  # columns of the answer where no terminal says how wide it is
 # A folder for the scratch file that --disk speaks of by its size alone: planning does not look at it.
@@ -57,10 +58,12 @@ def fit(
     ] = True,
     longest: Annotated[bool, typer.Option("--longest", help="find the longest sequence that fits")] = False,
     step: Annotated[int, typer.Option(min=1, help="sequences that are tried are multiples of it")] = 128,
-    json: Annotated[Path | None, typer.Option(help="write the whole report of the plan here")] = None,
+    json: Json = None,
+    html: Html = None,
 ) -> None:
+    outputs = Outputs(json=json, html=html)
     with refusals():
-        check_outputs(json, None)
+        outputs.check()
         told = options(budget, host, disk, tile)
         from memgraph.cli.models import Made, dtype_named, made_from_config
 
@@ -83,7 +86,7 @@ def fit(
     shown = screen(found, made, told, lora=lora, dtype=str(weights).removeprefix("torch."))
     width = console.width if console.is_terminal else max(WIDTH, console.width)
     Console(highlight=False, width=width).print(shown)
-    write(found.report, json, None)
+    outputs.write(found.report)
     if found.verdict.value == "no":
         raise typer.Exit(3)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_module  # `json` is a parameter's name
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -68,27 +66,3 @@ def pair(text: str, name: str) -> tuple[str, str]:
     if not key or not equals:
         raise OptionsError(f"--{name} {text!r} has no `=`; allowed: KEY=VALUE")
     return key, value
-
-
-def check_outputs(json: Path | None, plot: Path | None) -> None:
-    """Raise typer.Exit where a file could not be written, before anything is planned for it."""
-    for file in filter(None, (json, plot)):
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise fail(f"the report could not be written: {file} cannot be made")
-    if plot and plot.suffix:
-        from matplotlib.backend_bases import FigureCanvasBase
-
-        kinds = FigureCanvasBase.get_supported_filetypes()
-        if plot.suffix[1:].lower() not in kinds:
-            raise fail(f"the report could not be written: {plot} is no picture; allowed: .{', .'.join(sorted(kinds))}")
-
-
-def write(report: Any, json: Path | None, plot: Path | None) -> None:
-    """Write a report where it is asked for.  Raises typer.Exit where that fails."""
-    try:
-        if json:
-            json.write_text(report.to_json())
-        if plot:
-            report.plot(plot)
-    except (OSError, ValueError) as problem:
-        raise fail(f"the report could not be written: {problem}") from problem

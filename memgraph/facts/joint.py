@@ -21,6 +21,7 @@ from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks
 from memgraph.facts.expanded import read_expanded
 from memgraph.facts.gradient_sums import gradient_sums
+from memgraph.facts.labels import label_of, source_of
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
 from memgraph.facts.views import is_view
@@ -95,12 +96,12 @@ def read_joint(
     values: list[Value] = []
     for node in nodes:
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
-        owns = (tensor := isinstance(val, torch.Tensor)) and value.storage == len(values)
+        owns = isinstance(val, torch.Tensor) and value.storage == len(values)
         values.append(
             dataclasses.replace(
                 value,
                 region=region_of.get(node, 0),
-                savable=tensor and value.kind != "tangent",
+                savable=isinstance(val, torch.Tensor) and value.kind != "tangent",
                 fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
                 pin=_pin(node, pins or {}),
                 accumulates=node in sums,
@@ -108,7 +109,8 @@ def read_joint(
                 expanded=node in expanded,
                 movable=owns and value.kind != "primal" and _movable(val, device),
                 module=_path(node) if node in forward else "",
-                source=_source(node),
+                source=source_of(node),
+                label=label_of(node, forward=node in forward),
             )
         )
     stock = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
@@ -242,15 +244,3 @@ def _pin(node: fx.Node, pins: Mapping[str, Pin]) -> Pin | None:
         pin = pins.get(node.name, Pin(Save(), CheckpointTag()))
         return Pin(Save(), RegionInput(pin.origin)) if isinstance(pin.action, Recompute) else pin
     return None
-
-
-def _source(node: fx.Node) -> str:
-    """ "file:line" of the innermost user frame that made the node."""
-    line = ""
-    for text in (node.meta.get("stack_trace") or "").splitlines():
-        text = text.strip()
-        if text.startswith("File "):
-            parts = text.split('"')
-            number = parts[2].split(",")[1].replace("line", "").strip() if len(parts) > 2 else ""
-            line = f"{parts[1]}:{number}"
-    return line

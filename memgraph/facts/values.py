@@ -23,6 +23,22 @@ HEAVY = aten_names("exp sigmoid")
 # Lowered to write into their first argument.
 WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add"))
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Label:
+    """What a reader wants to know of a value, beside its name and its place in the user's code."""
+
+    operator: str = ""
+    """What computes it, such as "aten::mm"; "" for an input of the graph."""
+    dtype: str = ""
+    """Of its entries, such as "bfloat16"; "" where it is no tensor."""
+    shape: tuple[int, ...] = ()
+    module: str = ""
+    """The path of its module; of a value of the backward, that of the module whose gradient it serves."""
+
+
+UNLABELLED = Label()
+
 Kind = Literal["primal", "tangent", "view", "pointwise", "reduction", "extern", "tuple", "symbol"]
 
 
@@ -65,6 +81,7 @@ class Value:
     """The path of its module, "" if there is none."""
     source: str = ""
     """The user's line that made it, as "file:line"."""
+    label: Label = UNLABELLED
 
     def pinned(self, kind: type[Action]) -> bool:
         """Whether a pin asks for an action of this kind."""

@@ -20,12 +20,17 @@ TRANSFERS = frozenset(("offload_start", "offload_finish", "reload_start", "reloa
 class Memory:
     """Makes storages that report their allocation and their end."""
 
-    def __init__(self, log: Log, prefix: str, device: str, granularity: int):
+    def __init__(
+        self, log: Log, prefix: str, device: str, granularity: int, so_far: Callable[[], int] = lambda: 0
+    ) -> None:
         """log: told of each allocation (+) and free (-) on `device`, in order.  prefix: of the storages' names.
-        granularity: sizes are rounded up to a multiple of it.
+        granularity: sizes are rounded up to a multiple of it.  so_far: how many changes the log has by now.
         """
         self._log, self._prefix, self._device, self._granularity = log, prefix, device, granularity
+        self._so_far = so_far
         self._names: dict[str, int] = {}
+        self.holders: list[tuple[int, str, str]] = []
+        """How many allocations and frees came before, a storage that is counted, and the variable that names it now."""
 
     def storage(self, target: str, nbytes: int, device: str) -> Storage:
         """A new storage, named after the variable that is assigned."""
@@ -36,6 +41,11 @@ class Memory:
         nbytes = -(-nbytes // self._granularity) * self._granularity
         self._log(name, nbytes)
         return Storage(name, nbytes, self._log)
+
+    def held(self, tensor: Shadow, variable: str) -> None:
+        """A variable now names a tensor."""
+        if tensor.storage.counted:
+            self.holders.append((self._so_far(), str(tensor.storage.name), variable))
 
     def empty(self, target: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str) -> Shadow:
         """A new tensor in a new storage."""

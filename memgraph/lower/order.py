@@ -26,12 +26,22 @@ from memgraph.base import compat
 
 
 class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
-    """Ties the scheduler nodes of a planned graph.  planned: whether the graph at hand is one; told if a backward."""
+    """Ties the scheduler nodes of a planned graph, and notes what the buffers of every graph stand for.
 
-    def __init__(self, planned: Callable[[bool], bool], identity: str) -> None:
-        self.planned, self.identity = planned, identity
+    planned: whether the graph at hand is one; told if a backward.  seen: told what each buffer comes from.
+    """
+
+    def __init__(
+        self,
+        planned: Callable[[bool], bool],
+        identity: str,
+        seen: Callable[[dict[str, tuple[str, ...]]], None] | None = None,
+    ) -> None:
+        self.planned, self.identity, self.seen = planned, identity, seen
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
+        if self.seen is not None:
+            self.seen(compat.origins(nodes))
         if not self.planned(compat.lowers_backward()):
             return nodes
         operator = None

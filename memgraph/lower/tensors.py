@@ -22,6 +22,11 @@ class Storage:
         self.name, self.bytes, self._log = name, nbytes, log
         self.holds: Any = None  # another storage that this one keeps allocated, until somebody takes it over
 
+    @property
+    def counted(self) -> bool:
+        """Whether its bytes lie on the device that is watched, and are freed by the call."""
+        return self._log is not None
+
     def __del__(self) -> None:
         if self._log is not None:
             self._log(str(self.name), -self.bytes)

@@ -6,7 +6,7 @@ The sweep over an FX graph is an estimate, because Inductor fuses, reuses buffer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from memgraph.base import compat
 from memgraph.lower.memory import Log, Memory
 from memgraph.lower.tensors import Shadow, Storage
 from memgraph.lower.wrapper import Interpreter, NotReadable
-from memgraph.planner.decisions import Event, Timeline
+from memgraph.planner.decisions import Event, Reuse, Timeline
 
 __all__ = [
     "Input",
@@ -84,6 +84,8 @@ class Lowered:
     """Allocations and frees, above what is allocated when the call starts."""
     launches: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """The arguments of each Triton kernel's first launch, by the kernel's name: a tensor as its `Layout`, numbers."""
+    reuses: tuple[Reuse, ...] = ()
+    """Storages that another value is written to, and that got another name."""
 
     @property
     def peak(self) -> int:
@@ -114,7 +116,8 @@ def read_wrapper(
         if nbytes:
             log.append(Event(phase, name, nbytes))
 
-    interpreter = Interpreter(source, Memory(record, phase, device, granularity), symbols or {})
+    memory = Memory(record, phase, device, granularity, lambda: len(log))
+    interpreter = Interpreter(source, memory, symbols or {})
     first: dict[int | str, str] = {}
     for given in inputs:
         first.setdefault(given.storage, given.name)
@@ -122,7 +125,15 @@ def read_wrapper(
     outputs = interpreter.call("call", _arguments(inputs, record, device, granularity))
     events = tuple(log)  # taken before the outputs go, whose end is no part of the call
     described = tuple(_describe(output, first) for output in outputs)
-    return Lowered(phase, tuple(inputs), described, events, interpreter.launches)
+    return Lowered(phase, tuple(inputs), described, events, interpreter.launches, tuple(_reuses(memory, phase)))
+
+
+def _reuses(memory: Memory, phase: Phase) -> Iterator[Reuse]:
+    """Storages that get another name than that of their allocation. Buffers are named as in the origins of a graph."""
+    for after, storage, variable in memory.holders:
+        name = f"{phase}.{variable}"
+        if name != storage:
+            yield Reuse(after, storage, name)
 
 
 def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: int) -> list[Shadow | int | None]:
@@ -247,7 +258,7 @@ def step_timeline(
     backward: read with the inputs of `saved_inputs`.  saved: as there; other inputs of the backward are tangents.
     dropped: positions of the forward's outputs that the user drops before the backward begins.
     """
-    events = list(forward.events)
+    events, reuses = list(forward.events), list(forward.reuses)
     stay = {output.storage for n, output in enumerate(forward.outputs) if n not in dropped}
     gone = {output.storage: output.bytes for n, output in enumerate(forward.outputs) if output.input is None}
     events += [Event("forward", str(name), -size) for name, size in gone.items() if name not in stay and size]
@@ -255,6 +266,7 @@ def step_timeline(
         known = saved or {}
         tangents = [given for i, given in enumerate(backward.inputs) if i not in known and given.bytes]
         events += [Event("backward", str(given.storage), given.bytes) for given in tangents]
+        reuses += [replace(reuse, after=reuse.after + len(events)) for reuse in backward.reuses]
         events += backward.events
         events += [Event("backward", str(given.storage), -given.bytes) for given in tangents if not given.owned]
-    return Timeline(tuple(events))
+    return Timeline(tuple(events), tuple(reuses))

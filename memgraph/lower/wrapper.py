@@ -141,6 +141,8 @@ class Interpreter:
         match target:
             case ast.Name(id=name):
                 frame[name] = value
+                if isinstance(value, Shadow):
+                    self._memory.held(value, name)
             case ast.Tuple(elts=elts):
                 for element, item in zip(elts, value, strict=True):
                     self._bind(element, item, frame)

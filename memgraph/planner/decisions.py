@@ -45,6 +45,10 @@ class Decision:
     fused: bool = False
     """Whether only the kernels that read the value compute it, in both directions: its bytes are never allocated."""
 
+    alternatives: tuple[tuple[str, float], ...] = ()
+    """Other actions that were possible, as the options spell them, and the seconds of each by itself: of running this
+    one operator again, or of copying the bytes away and back, were nothing to run meanwhile."""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: `action` is the lever's name, and the fields of the action stand beside it."""
         return vars(self) | {"action": self.action.lever} | vars(self.action)
@@ -55,7 +59,8 @@ class Decision:
         kind = LEVERS[data["action"]]
         own = {field.name: data[field.name] for field in dataclasses.fields(kind)}
         rest = {name: value for name, value in data.items() if name not in own}
-        return cls(**rest | {"action": kind(**own)})
+        others = tuple((action, seconds) for action, seconds in rest.pop("alternatives", ()))
+        return cls(**rest | {"action": kind(**own), "alternatives": others})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +98,27 @@ class Event:
 
     where: Where = Where.NAMED
 
+    at: float = 0.0
+    """Predicted seconds from the start of the step; 0 in a timeline of which no times are known."""
+
     @property
     def label(self) -> str:
         """What a trace, a picture or an error calls it."""
         return self.value if self.where is Where.NAMED else f"{self.value}@{self.where.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reuse:
+    """A storage that comes to hold another value: generated code gives it away instead of freeing it."""
+
+    after: int
+    """How many events of the timeline come before it."""
+
+    storage: str
+    """As events name it."""
+
+    value: str
+    """What it holds from now on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +127,23 @@ class Timeline:
 
     events: tuple[Event, ...] = ()
 
+    reuses: tuple[Reuse, ...] = ()
+    """In their order; only where generated code was read."""
+
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Any]]) -> Timeline:
         """The timeline that `rows` wrote. Raises TypeError or ValueError for any other data."""
-        return cls(tuple(Event(phase, value, size, Where(where)) for phase, value, size, where in rows))
+        return cls(tuple(Event(phase, value, size, Where(where), *at) for phase, value, size, where, *at in rows))
 
-    def rows(self) -> list[tuple[str, str, int, str]]:
+    def rows(self) -> list[tuple[Any, ...]]:
         """Plain data for JSON, one short row for each event: a large graph has tens of thousands."""
-        return [(event.phase, event.value, event.bytes, event.where.value) for event in self.events]
+        rows = [(event.phase, event.value, event.bytes, event.where.value, event.at) for event in self.events]
+        return rows if self.timed else [row[:-1] for row in rows]
+
+    @property
+    def timed(self) -> bool:
+        """Whether times of the events are known."""
+        return any(event.at for event in self.events)
 
     def sums(self) -> list[int]:
         """Allocated bytes above the baseline after each event."""
@@ -131,7 +162,7 @@ class Timeline:
         """The same events in the blocks that CUDA's caching allocator gives, of the step that reaches most."""
         changes = [((event.value, event.where), event.bytes) for event in self.events]
         sizes = zip(self.events, in_blocks(changes), strict=True)
-        return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes))
+        return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes), self.reuses)
 
     def live_at_peak(self) -> tuple[Event, ...]:
         """The allocations that stand when the peak is reached, largest first."""
@@ -146,6 +177,62 @@ class Timeline:
             else:
                 live.pop((event.value, event.where), None)
         return tuple(sorted(live.values(), key=lambda event: -event.bytes))
+
+
+class Doing(enum.Enum):
+    """What a lane of the device does; in JSON, its text."""
+
+    FORWARD = "forward"
+
+    BACKWARD = "backward"
+
+    RECOMPUTE = "recompute"
+
+    WAIT = "wait"
+    """For a copy."""
+
+    COPY = "copy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A stretch of a step in which one thing is done, as predicted."""
+
+    lane: str
+    """"compute", or a tier and a direction: "host out", "nvme back"."""
+
+    doing: Doing
+
+    name: str
+    """The region of the operators; of a copy and of waiting, the value."""
+
+    start: float
+    """Seconds from the start of the step."""
+
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What is known of a value that events and decisions name."""
+
+    name: str
+
+    operator: str = ""
+    """What computes it, such as "aten::mm"; "" for an input of the graph."""
+
+    dtype: str = ""
+
+    shape: tuple[int, ...] = ()
+
+    module: str = ""
+    """The dotted module path; of a value of the backward, that of the module whose gradient it serves."""
+
+    source: str = ""
+    """The place in the user's code, as "file:line", or ""."""
+
+    reads: tuple[float, ...] = ()
+    """When operators that read it begin, in predicted seconds from the start of the step."""
 
 
 @dataclasses.dataclass(frozen=True)

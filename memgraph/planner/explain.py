@@ -1,4 +1,4 @@
-"""A candidate as a plan, as refusals and as a timeline: names for indices, and the reasons."""
+"""A candidate as a plan and as refusals: names for indices, and the reasons."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from collections.abc import Iterator, Sequence
 
 from memgraph.base import compat
 from memgraph.base.sizes import format_size
-from memgraph.facts.actions import Offload, Recompute, Rule, Save, Tile
+from memgraph.facts.actions import Action, Offload, Recompute, Rule, Save, Tile
 from memgraph.facts.joint import JointFacts
-from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.regions import matched
 from memgraph.facts.values import Value
-from memgraph.planner.candidates import Candidate, dropped_storages
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import (
     Decision,
-    Event,
-    Phase,
     Plan,
     Refusal,
     Step,
-    Timeline,
     Transfer,
-    Where,
     node_name,
 )
 from memgraph.planner.offload import Tiers
@@ -35,8 +30,17 @@ from memgraph.planner.solve import Planner
 # --- the plan ---------------------------------------------------------------------------------------------
 
 
-def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tuple[Decision, ...] = ()) -> Plan:
-    """The plan of a candidate.  stock: Inductor's own choice, to compare with.  tiles: decisions of tiled regions."""
+def make_plan(
+    facts: JointFacts,
+    chosen: Candidate,
+    stock: Candidate,
+    tiles: tuple[Decision, ...] = (),
+    tiers: Sequence[Tier] = (),
+) -> Plan:
+    """The plan of a candidate.
+
+    stock: Inductor's own choice, to compare with.  tiles: decisions of tiled regions.  tiers: where values may go.
+    """
     values, schedule = facts.values, chosen.schedule
     steps = tuple(
         Step(values[i].name, copy, tuple(source for _, source in reads))
@@ -46,7 +50,7 @@ def make_plan(facts: JointFacts, chosen: Candidate, stock: Candidate, tiles: tup
         saved=tuple(values[i].name for i in schedule.saved),
         backward=steps,
         stock=chosen.stock,
-        decisions=(*tiles, *_decisions(facts, chosen, stock)),
+        decisions=(*tiles, *_decisions(facts, chosen, stock, tiers)),
         peak=chosen.peak,
         seconds=chosen.seconds,
         transfers=tuple(_transfers(facts, chosen)),
@@ -67,7 +71,7 @@ def _transfers(facts: JointFacts, chosen: Candidate) -> Iterator[Transfer]:
         yield Transfer(value.name, value.bytes, move.tier, finish, step(move.load), step(move.use))
 
 
-def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate) -> Iterator[Decision]:
+def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate, tiers: Sequence[Tier]) -> Iterator[Decision]:
     """One for each forward value with bytes of its own that the backward reads, in the order of the graph."""
     saved, backward = set(chosen.schedule.saved), set(facts.backward)
     moves = {move.value: move for move in chosen.moves}
@@ -79,13 +83,25 @@ def _decisions(facts: JointFacts, chosen: Candidate, stock: Candidate) -> Iterat
             continue
         decide = functools.partial(Decision, value.name, owner.bytes, module=value.module, source=value.source)
         if i in moves:
-            yield decide(Offload(moves[i].tier), why=_why_offloaded(value))
+            away = Offload(moves[i].tier)
+            yield decide(away, why=_why_offloaded(value), alternatives=_others(value, away, tiers))
         elif i in saved:
-            yield decide(Save(), why=_why_saved(value))
+            yield decide(Save(), why=_why_saved(value), alternatives=_others(value, Save(), tiers))
         elif times[i] and value.kind not in ("view", "tuple", "symbol"):
             why = _why_recomputed(value, i in stock.schedule.recomputed, times[i])
             fused = i not in allocated and value.storage not in allocated
-            yield decide(Recompute(), why=why, seconds=value.seconds * times[i], fused=fused)
+            seconds, others = value.seconds * times[i], _others(value, Recompute(), tiers)
+            yield decide(Recompute(), why=why, seconds=seconds, fused=fused, alternatives=others)
+
+
+def _others(value: Value, taken: Action, tiers: Sequence[Tier]) -> tuple[tuple[str, float], ...]:
+    """What else could have been done with a value, and the seconds of each by itself."""
+    found: list[tuple[Action, float]] = [(Save(), value.hold)]
+    if value.fixed is None:
+        found.append((Recompute(), value.seconds))
+    if value.movable:
+        found += [(Offload(tier.name), value.bytes / tier.out + value.bytes / tier.back) for tier in tiers]
+    return tuple((str(action), round(seconds, 9)) for action, seconds in found if action != taken)
 
 
 def _why_offloaded(value: Value) -> str:
@@ -180,58 +196,3 @@ def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers) -> Itera
         value = planner.facts.values[i]
         if value.pin is not None:
             yield Refusal(f"offload {value.name} ({value.pin.origin})", reason)
-
-
-# --- the timeline -----------------------------------------------------------------------------------------
-
-
-def timeline(facts: JointFacts, candidate: Candidate) -> Timeline:
-    """The sweep of a candidate as events, with the names of the joint graph."""
-    program, swept = candidate.schedule.forward, candidate.forward
-    forward = list(_events(facts.values, "forward", program, swept))
-    for storage in sorted(dropped_storages(candidate.schedule, swept)):
-        name, where = _storage(facts.values, "forward", program, storage)
-        forward.append(Event("forward", name, -swept.bytes[storage], where))
-    backward = _events(facts.values, "backward", candidate.schedule.backward, candidate.backward)
-    return Timeline((*forward, *backward))
-
-
-def _events(values: Sequence[Value], phase: Phase, program: Program, swept: Sweep) -> Iterator[Event]:
-    born, dying = _by_slot(swept.births), _by_slot(swept.deaths)
-
-    def change(storage: int, sign: int) -> Iterator[Event]:
-        if size := swept.bytes[storage]:
-            name, where = _storage(values, phase, program, storage)
-            yield Event(phase, name, sign * size, where)
-
-    for slot in range(len(program.values)):
-        # In place where the sweep says so: the bytes that die are given back before the new ones are taken.
-        reused = swept.in_place.get(slot)
-        if reused is not None:
-            yield from change(reused, -1)
-        if slot >= program.inputs:
-            for storage in born.get(slot, ()):
-                yield from change(storage, 1)
-            value = values[program.values[slot]]
-            if value.scratch:
-                yield Event(phase, value.name, value.scratch, Where.KERNEL)
-                yield Event(phase, value.name, -value.scratch, Where.KERNEL)
-        for storage in dying.get(slot, ()):
-            if storage != reused:
-                yield from change(storage, -1)
-
-
-def _by_slot(slots: dict[int, int]) -> dict[int, list[int]]:
-    """Storages by the slot that they are born or die at."""
-    found: dict[int, list[int]] = {}
-    for storage, slot in slots.items():
-        found.setdefault(slot, []).append(storage)
-    return found
-
-
-def _storage(values: Sequence[Value], phase: Phase, program: Program, slot: int) -> tuple[str, Where]:
-    """The storage that the value in `slot` owns, as events name it."""
-    value = program.values[slot]
-    if slot < program.inputs:
-        return values[values[value].storage].name, Where.NAMED
-    return values[value].name, Where.BACKWARD if phase == "backward" else Where.NAMED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memgraph.base.errors import Binding
 from memgraph.facts.actions import Offload
-from memgraph.planner.decisions import Decision, Refusal, Timeline
+from memgraph.planner.decisions import Decision, Described, Doing, Refusal, Reuse, Timeline, Work
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -127,6 +127,18 @@ class Figures:
     """Bytes above the level of its entry that a launch of this plan was measured to reach, the highest of those that
     were; None where none was."""
 
+    standing: tuple[tuple[str, int], ...] = ()
+    """What the baseline is made of, as far as that is known: a kind, such as "parameters", and its bytes."""
+
+    described: tuple[Described, ...] = ()
+    """What is known of the values that decisions and events name, beside their bytes."""
+
+    works: tuple[Work, ...] = ()
+    """What the device and the copies do in a step of this plan, and when."""
+
+    buffers: tuple[tuple[str, str], ...] = ()
+    """Inductor's buffers that events name, and the value that each holds."""
+
     def bytes_on(self, tier: str) -> int:
         """Bytes of one step's values on a tier, "host" or "nvme": written once a step there, and read once."""
         return sum(
@@ -166,13 +178,19 @@ class Figures:
         return self.predicted_time / self.unplanned_time - 1 if self.unplanned_time > 0 else None
 
     def to_json(self) -> str:
-        """All figures. Events are short rows (phase, value, bytes, where): a large graph has tens of thousands."""
+        """All figures. Events, works and descriptions are rows of their fields: a large graph has tens of thousands.
+
+        Text of an earlier version lacks some of them, and is read all the same.
+        """
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         data["decisions"] = [decision.to_dict() for decision in self.decisions]
         for name in ("refusals", "binding"):
             data[name] = [vars(item) for item in data[name]]
         for name in ("timeline", "unplanned_timeline"):
             data[name] = data[name].rows()
+        data["reuses"] = [(reuse.after, reuse.storage, reuse.value) for reuse in self.timeline.reuses]
+        data["described"] = [tuple(vars(item).values()) for item in data["described"]]
+        data["works"] = [(work.lane, work.doing.value, work.name, work.start, work.end) for work in data["works"]]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -185,10 +203,19 @@ class Figures:
                 data[name] = tuple(kind(**item) for item in data[name])
             for name in ("timeline", "unplanned_timeline"):
                 data[name] = Timeline.from_rows(data[name])
-            for name in ("stages", "versions"):
-                data[name] = tuple((key, value) for key, value in data[name])
+            reuses = tuple(Reuse(*row) for row in data.pop("reuses", ()))
+            data["timeline"] = dataclasses.replace(data["timeline"], reuses=reuses)
+            for name in ("stages", "versions", "standing", "buffers"):
+                data[name] = tuple((key, value) for key, value in data.get(name, ()))
+            data["described"] = tuple(_described(*row) for row in data.get("described", ()))
+            data["works"] = tuple(Work(lane, Doing(doing), *rest) for lane, doing, *rest in data.get("works", ()))
             for name in ("source_of_peak", "source_of_unplanned_peak"):
                 data[name] = Source(data[name])
             return cls(**data | {"notes": tuple(data["notes"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a report of this version of memgraph: {error!r}") from error
+
+
+def _described(name: str, operator: str, dtype: str, shape: list[int], *rest: Any) -> Described:
+    module, source, reads = rest
+    return Described(name, operator, dtype, tuple(shape), module, source, tuple(reads))

@@ -62,14 +62,17 @@ class Layers:
             found.setdefault(rest.split(".")[1] if rest else "", []).append(decision)
         return found
 
-    def takes(self, signature: Signature) -> bool:
-        """Whether a layer with this signature differs from the first one in a few bytes only."""
+    def takes(self, signature: Signature, nearly: float) -> bool:
+        """Whether a layer with this signature differs from the first one in so large a share of its bytes at most."""
         differing = (self.signature - signature) + (signature - self.signature)
-        return _bytes(differing) <= NEARLY * _bytes(self.signature)
+        return differing.total() == 0 or _bytes(differing) <= nearly * _bytes(self.signature)
 
 
-def fold(decisions: Iterable[Decision]) -> list[Layers]:
-    """The decisions on values, by sets of layers that are equal or nearly so, in the order of the graph."""
+def fold(decisions: Iterable[Decision], nearly: float = NEARLY) -> list[Layers]:
+    """The decisions on values, by sets of layers that are equal or nearly so, in the order of the graph.
+
+    nearly: the share of a layer's bytes that may differ.
+    """
     layers: dict[tuple[str, str], list[tuple[str, Decision]]] = {}
     for decision in decisions:
         if not isinstance(decision.action, Tile):
@@ -78,7 +81,7 @@ def fold(decisions: Iterable[Decision]) -> list[Layers]:
     groups: list[Layers] = []
     for (stem, number), members in layers.items():
         signature: Signature = collections.Counter((rest, type(d.action), d.bytes) for rest, d in members)
-        group = next((group for group in groups if group.stem == stem and group.takes(signature)), None)
+        group = next((group for group in groups if group.stem == stem and group.takes(signature, nearly)), None)
         if group is None:
             groups.append(group := Layers(stem, signature))
         group.numbers.append(number)
@@ -87,14 +90,19 @@ def fold(decisions: Iterable[Decision]) -> list[Layers]:
     return groups
 
 
-def numbered(stem: str, numbers: Iterable[str]) -> str:
-    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`."""
+def numbered(stem: str, numbers: Iterable[str], most: int | None = None) -> str:
+    """(`model.layers`, [0, 1, 2, 5]) -> `model.layers.0..2,5`.
+
+    most: runs of numbers that are listed; of more than these, the first and the last number, as of one run.
+    """
     runs: list[list[int]] = []
     for number in sorted({int(number) for number in numbers if number}):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
+    if most is not None and len(runs) > most:
+        runs = [[runs[0][0], runs[-1][1]]]
     listed = ",".join(str(low) if low == high else f"{low}..{high}" for low, high in runs)
     return ".".join(part for part in (stem, listed) if part)
 

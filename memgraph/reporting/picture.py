@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memgraph.base.sizes import format_size
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.figures import Figures, Source
-from memgraph.reporting.text import size_of
+from memgraph.reporting.phrases import size_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

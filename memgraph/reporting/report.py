@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memgraph.reporting import picture, tables, text, trace
+from memgraph.reporting import details, page, phrases, picture, screen, tables, trace
 from memgraph.reporting.figures import Figures
 
 if TYPE_CHECKING:  # rich is imported where it is used: a process that prints no report need not load it
@@ -18,14 +18,26 @@ if TYPE_CHECKING:  # rich is imported where it is used: a process that prints no
 class Report(Figures):
     """One planned graph: frozen, hashable, and JSON gives it back as it was.
 
-    `str(report)` is plain text for logs, as wide as it takes to break no word; `rich.print(report)` fits it to the
-    terminal, with its titles in bold.
+    `str(report)` is one screen of plain text, as wide as it takes to break no word; `rich.print(report)` fits it to the
+    terminal, with its titles in bold; `details()` is all of it.
     """
 
     @property
     def summary(self) -> str:
         """The answer to the first question of a reader: how much memory does it save, and at what price?"""
-        return text.summary(self)
+        return phrases.summary(self)
+
+    def details(self) -> str:
+        """All figures as plain text: every value that was kept, dropped or offloaded, equal ones in one row."""
+        width = details.needed_width(self)
+        return tables.plain(details.layout(self, max(width, tables.WIDTH)), width)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page that explains the plan into `path`: a browser opens it from disk, without a network.
+
+        Raises OSError where the file cannot be written.
+        """
+        page.write(path, [self])
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw both timelines, the baseline and the budget into `path`: PNG, or what its suffix says."""
@@ -36,12 +48,12 @@ class Report(Figures):
         trace.write(self, path)
 
     def __repr__(self) -> str:
-        unplanned = text.size_of(self.unplanned_peak, self.source_of_unplanned_peak)
-        peaks = f"{unplanned} -> {text.size_of(self.predicted_peak, self.source_of_peak)}"
+        unplanned = phrases.size_of(self.unplanned_peak, self.source_of_unplanned_peak)
+        peaks = f"{unplanned} -> {phrases.size_of(self.predicted_peak, self.source_of_peak)}"
         return f"<Report {self.graph!r} on {self.device}: {peaks}>"
 
     def __str__(self) -> str:
-        return tables.plain(self, text.needed_width(self))
+        return tables.plain(self, screen.needed_width(self))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
-        yield text.layout(self, options.max_width)
+        yield screen.layout(self, options.max_width)

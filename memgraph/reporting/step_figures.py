@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from memgraph.reporting.figures import Source, within
+from memgraph.reporting.figures import Figures, Source, within
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -158,6 +158,8 @@ class OptimizerFigures:
 class StepFigures:
     """What a step of training takes on one device."""
 
+    part: ClassVar[type[Figures]] = Figures
+
     device: str
     budget: int
     """Bytes that a step may reach, with all that is allocated."""
@@ -178,6 +180,8 @@ class StepFigures:
     """The allocator's peak since its statistics were last reset, whatever ran; None where the device has none."""
     notes: tuple[str, ...] = ()
     """What a reader should know before trusting the figures."""
+    parts: tuple[Figures, ...] = ()
+    """What was planned for each of the graphs, where that is known."""
 
     @property
     def newest(self) -> RoundFigures:
@@ -220,7 +224,8 @@ class StepFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return dataclasses.asdict(self)
+        without = dataclasses.asdict(dataclasses.replace(self, parts=()))
+        return without | {"parts": [json.loads(part.to_json()) for part in self.parts]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), separators=(",", ":"))
@@ -234,6 +239,7 @@ class StepFigures:
             data["graphs"] = tuple(map(_graph, data["graphs"]))
             data["optimizers"] = tuple(OptimizerFigures(**item) for item in data["optimizers"])
             data["grown"] = tuple((what, size) for what, size in data["grown"])
+            data["parts"] = tuple(cls.part.from_json(json.dumps(part)) for part in data.get("parts", ()))
             return cls(**data | {"notes": tuple(data["notes"])})
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a step report of this version of memgraph: {error!r}") from error

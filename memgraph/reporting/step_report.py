@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memgraph.base.sizes import format_size
-from memgraph.reporting import step_text, tables
+from memgraph.reporting import page, step_text, tables
+from memgraph.reporting.figures import Figures
+from memgraph.reporting.report import Report
 from memgraph.reporting.step_figures import StepFigures
 
 if TYPE_CHECKING:
@@ -21,10 +24,19 @@ class StepReport(StepFigures):
     `str(report)` is plain text for logs, and fits a screen; `rich.print(report)` fits it to the terminal.
     """
 
+    part: ClassVar[type[Figures]] = Report
+
     @property
     def summary(self) -> str:
         """The answer to the first question of a reader: is the budget kept?"""
         return step_text.summary(self)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page that explains the step, and the plan of each of its graphs: a browser opens it from disk.
+
+        Raises OSError where the file cannot be written.
+        """
+        page.write(path, self.parts, step=self, summary=self.summary)
 
     def __repr__(self) -> str:
         return f"<StepReport on {self.device}: {self.summary}; budget {format_size(self.budget)}>"

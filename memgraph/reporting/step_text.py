@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memgraph.base.sizes import format_size
+from memgraph.reporting.phrases import size_of
 from memgraph.reporting.step_figures import LaunchFigures, StepFigures
 from memgraph.reporting.tables import Column, Kind, Row, Table, page
-from memgraph.reporting.text import size_of
 
 if TYPE_CHECKING:
     from rich.console import Group

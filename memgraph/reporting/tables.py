@@ -62,6 +62,13 @@ class Table:
         widths = [column.width(found) for column, found in zip(self.columns, cells, strict=True)]
         return sum(widths) + 3 * len(widths)  # what rich puts beside and between the columns
 
+    def within(self, width: int) -> Table:
+        """The table without its last columns, where that keeps the words of the first ones whole."""
+        shorter = self
+        while shorter.width > width and len(shorter.columns) > 1:
+            shorter = Table(self.title, shorter.columns[:-1], tuple(row[:-1] for row in shorter.rows))
+        return shorter if shorter.width <= width else self
+
     def render(self, width: int) -> RichTable:
         """The table for rich, for so many columns of text."""
         from rich.box import Box
@@ -95,12 +102,17 @@ def page(title: str, answer: str, tables: Sequence[Table], width: int) -> Group:
     return Group(*parts)
 
 
-def plain(renderable: Any, needed: int) -> str:
-    """What rich would print, as text for logs.  needed: columns in which no name has to be broken."""
+def height(renderable: Any, width: int) -> int:
+    """Lines that something takes in so many columns."""
+    return len(plain(renderable, 0, width).splitlines())
+
+
+def plain(renderable: Any, needed: int, width: int = WIDTH) -> str:
+    """What rich would print, as text for logs.  needed: columns in which no name has to be broken.  width: at least."""
     from rich.console import Console
 
     file = io.StringIO()
     # Nothing is asked of the surroundings, so that a log and a notebook show the same text.
-    console = Console(file=file, width=max(WIDTH, needed), color_system=None, force_terminal=False, force_jupyter=False)
+    console = Console(file=file, width=max(width, needed), color_system=None, force_terminal=False, force_jupyter=False)
     console.print(renderable)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()

@@ -6,11 +6,12 @@ It holds what `Launched` knows: numbers, and weak references to graphs. Nothing 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from memgraph.machine.measure import counters
+from memgraph.reporting.report import Report
 from memgraph.reporting.step_figures import (
     GraphFigures,
     LaunchFigures,
@@ -78,6 +79,7 @@ class Ledger:
             grown=tuple(_grown(last[0])),
             highest=counters(where)[1] if where.type == "cuda" else None,
             notes=tuple(_notes(where, [launches for _, launches in rounds])),
+            parts=tuple(_parts(last)),
         )
 
 
@@ -101,6 +103,14 @@ def _graphs(launches: Sequence[Launched]) -> list[GraphFigures]:
             )
         )
     return found
+
+
+def _parts(launches: Sequence[Launched]) -> Iterator[Report]:
+    """What was planned for each graph of a round: the plan that it ran in its last launch."""
+    for graph in dict.fromkeys(launch.graph() for launch in launches):
+        variants = [launch.variant() for launch in launches if launch.graph() is graph and launch.variant is not None]
+        reports = [variant.report for variant in variants if variant is not None and variant.report is not None]
+        yield from reports[-1:]
 
 
 def _grown(launch: Launched) -> list[tuple[str, int]]:

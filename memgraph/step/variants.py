@@ -72,6 +72,13 @@ class Entry:
         """The level at which this launch will begin in later steps."""
         return self.level + self.to_come
 
+    @property
+    def standing(self) -> tuple[tuple[str, int], ...]:
+        """What the level is made of: a kind and its bytes."""
+        known = ("gradients", self.gradients), ("optimizer state", self.states), ("other graphs", self.others)
+        rest = self.level - sum(size for _, size in known)
+        return tuple((what, size) for what, size in (("parameters and other tensors", rest), *known) if size > 0)
+
     def grown_since(self, first: Entry, optimizers: str) -> Iterator[tuple[str, int]]:
         """What stands now and did not at an earlier entry of the same graph, in bytes.  optimizers: their names."""
         more = self.level - first.level

@@ -174,6 +174,7 @@ CALLS = {
     "torch._inductor.scheduler.Scheduler.compute_ancestors": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.get_buffer_names": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.get_operation_names": (["self"], []),
+    "torch._inductor.scheduler.BaseSchedulerNode.get_outputs": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.is_extern": (["self"], []),
     "torch._inductor.scheduler.BaseSchedulerNode.is_reduction": (["self"], []),
 }

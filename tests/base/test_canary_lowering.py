@@ -57,6 +57,13 @@ def test_the_order_pass_sees_scheduler_nodes(seen):
     assert second.ancestors == set(first.get_operation_names())
 
 
+def test_buffers_say_which_nodes_they_come_from(seen):
+    for _, nodes in seen.scheduled:
+        found = compat.origins(nodes)
+        assert found and set(found) == {name for node in nodes for name in node.get_buffer_names()}
+        assert all(names and names[0].startswith("mm") for names in found.values()), found
+
+
 def test_a_dependency_orders_products():
     """A weak dependency on a buffer that is not written decides the order of two products."""
 

@@ -67,20 +67,23 @@ def run(*arguments):
 def test_help_names_every_command():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "plan", "calibrate", "doctor", "bench"):
+    for command in ("fit", "demo", "plan", "reports", "report", "calibrate", "doctor", "bench", "Exit codes"):
         assert command in result.output
 
 
 def test_plan_writes_what_it_is_asked_for(script, tmp_path):
     result = run(
         "plan", f"{script}:step", "--budget", "0.8", "--hardware", "H100" if compat.traces_cuda() else "cpu",
-        "--json", tmp_path / "r.json", "--plot", tmp_path / "r.png",
+        "--json", tmp_path / "r.json", "--plot", tmp_path / "r.png", "--html", tmp_path / "r.html",
+        "--trace", tmp_path / "trace.json", "--details",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "predicted peak" in result.output
+    assert "predicted peak" in result.output and "Values kept" in result.output
     report = Report.from_json((tmp_path / "r.json").read_text())
     assert report.predicted_peak <= report.budget
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
 def test_plan_of_a_module(script, monkeypatch):
@@ -127,7 +130,14 @@ def test_what_is_refused_is_a_message_and_a_code(script, target, options, code, 
 
 @pytest.mark.parametrize(
     "options",
-    [["--json", "{}/no/r.json"], ["--json", "{}"], ["--plot", "{}/no/r.png"], ["--plot", "{}/r.docx"]],
+    [
+        ["--json", "{}/no/r.json"],
+        ["--json", "{}"],
+        ["--plot", "{}/no/r.png"],
+        ["--plot", "{}/r.docx"],
+        ["--html", "{}/no/r.html"],
+        ["--trace", "{}"],
+    ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned(script, tmp_path, options):
     result = run("plan", f"{script}:no_such_function", *[text.replace("{}", str(tmp_path)) for text in options])
@@ -170,7 +180,8 @@ def test_the_longest_at_a_terminal(script, tmp_path):
 def test_tables_are_whole_in_a_pipe(script, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     result = run("plan", f"{script}:step", "--budget", "none", "--device", "cpu")
-    assert "unplanned peak  about" in result.output and "estimated by the graph sweep)" in result.output
+    assert "no budget was asked for; the peak is about" in result.output
+    assert "`memgraph calibrate` measures this machine: the times are built in" in " ".join(result.output.split())
     assert "memgraph calibrate` measures)" in run("doctor").output or "; measured figures" in run("doctor").output
 
 

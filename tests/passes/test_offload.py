@@ -90,13 +90,13 @@ def another_value(forward, backward):
 
 
 def another_shape(forward, backward):
-    for name in ("reload_start", "exp_reloaded"):
+    for name in ("exp_reload_start", "exp_reloaded"):
         called = node(backward, name)
         called.args = tuple([4, 1] if arg == [2, 2] else arg for arg in called.args)
 
 
 def another_layout(forward, backward):
-    for name in ("reload_start", "exp_reloaded"):
+    for name in ("exp_reload_start", "exp_reloaded"):
         called = node(backward, name)
         called.args = tuple([1, 2] if arg == [2, 1] else arg for arg in called.args)
 
@@ -110,7 +110,7 @@ def not_waited_for(forward, backward):
     [
         (never_finished, "is finished 0 times, not once"),
         (started_twice, "starts a copy that offload_start_default has started"),
-        (reloaded_twice, "starts a copy that reload_start_default has started"),
+        (reloaded_twice, "starts a copy that exp_reload_start has started"),
         (another_value, "gradient 0 .* is not the value"),
         (another_shape, "exp_reloaded is said to be|is not the value"),
         (another_layout, "exp_reloaded is said to be|is not the value"),

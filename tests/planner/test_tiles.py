@@ -127,7 +127,7 @@ def test_tiles_where_nothing_else_fits():
     }
     assert all(decision.bytes > 0 for decision in report.decisions if isinstance(decision.action, Tile))
     assert type(report).from_json(report.to_json()) == report
-    assert "model.model.layers.0..1.mlp" in str(report)
+    assert "model.model.layers.0..1.mlp" in report.details()
 
 
 @pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")

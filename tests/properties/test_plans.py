@@ -15,8 +15,8 @@ from memgraph.facts.actions import CheckpointTag, Offload, Pin, Recompute, Save
 from memgraph.facts.joint import JointFacts, Value
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.copies import Copies
+from memgraph.planner.course import timeline
 from memgraph.planner.cut import SavedSetCut
-from memgraph.planner.explain import timeline
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Clock, Move, Tier, place, with_moves
 from memgraph.planner.schedule import Unschedulable, make_schedule

@@ -85,6 +85,7 @@ from memgraph.base.compat.profiler import (
 )
 from memgraph.base.compat.scheduler import (
     lowers_backward,
+    origins,
     overwriters,
     recompute_ancestors,
     run_after,
@@ -168,6 +169,7 @@ __all__ = [
     "only_tracing",
     "operator_mode",
     "operator_names",
+    "origins",
     "overwriters",
     "partitioner_base",
     "plain_fakes",

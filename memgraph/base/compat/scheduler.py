@@ -67,3 +67,18 @@ def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
 def recompute_ancestors(node: Any) -> None:
     """Let Inductor's scheduler take note of new dependencies before it fuses."""
     node.scheduler.compute_ancestors()
+
+
+def origins(nodes: list[Any]) -> dict[str, tuple[str, ...]]:
+    """By the name of each buffer that scheduler nodes write, the names of the fx nodes that it comes from.
+
+    First the one that it stands for, where there is one; then those that were fused into it, the last ones first.
+    """
+    found = {}
+    for node in nodes:
+        for buffer in node.get_outputs():
+            one = buffer.node.get_origin_node()
+            others = reversed(list(getattr(buffer.node, "origins", ())))
+            names = [origin.name for origin in (one, *others) if origin is not None]
+            found[buffer.get_name()] = tuple(dict.fromkeys(names))
+    return found

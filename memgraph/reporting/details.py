@@ -1,4 +1,4 @@
-"""Figures as text and tables, those first that a reader asks for first."""
+"""All figures of a report as tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from memgraph.facts.actions import Action, Offload, Recompute, Save, Tile
 from memgraph.planner.decisions import Decision
 from memgraph.reporting.figures import Figures, Source
 from memgraph.reporting.layers import ModulePath, fold, numbered
+from memgraph.reporting.phrases import duration, off, size_of, summary
 from memgraph.reporting.tables import Column, Kind, Row, Table, page
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-TOP_MODULES = 24  # rows; the others are summed up in one more
-TOP_VALUES = 10  # of each action
-TOP_BINDING = 5
 FUSED = "fused, never held"
 
 BYTES, TIMES, WHY = Column("bytes", Kind.NUMBER), Column("times", Kind.NUMBER), Column("why", Kind.SENTENCE)
@@ -40,37 +38,6 @@ def needed_width(figures: Figures) -> int:
     return max(table.width for table in _tables(figures))
 
 
-def summary(figures: Figures) -> str:
-    """How much memory the plan saves, and at what price; and whether what was measured says otherwise."""
-    text = _saving(figures)
-    if figures.slowdown is None:
-        text += "; slow-down unknown"
-    else:
-        kind = "slow-down" if figures.slowdown >= 0 else "speed-up"
-        text += f"; predicted {kind} {_percent(abs(figures.slowdown))}"
-    return text if figures.as_predicted else f"{text}; measured {_off(figures)}"
-
-
-def size_of(size: int, source: Source) -> str:
-    """A size as text, marked where its source is an estimate."""
-    return f"{_about(source)}{format_size(size)}"
-
-
-def _saving(figures: Figures) -> str:
-    peak, saved, above = figures.unplanned_peak, figures.saved, figures.unplanned_peak - figures.level
-    about = _about(figures.source_of_unplanned_peak)
-    if saved < 0 and about:  # an estimate that is too low shows no need for more memory
-        planned = size_of(figures.predicted_peak, figures.source_of_peak)
-        return f"peaks at {planned}, where plain Inductor is estimated at {format_size(peak)}"
-    if saved == 0:
-        return f"saves nothing of a peak of {about}{format_size(peak)}"
-    verb, words = (f"saves {about}", "of") if saved > 0 else ("needs ", "more than")
-    text = f"{verb}{format_size(abs(saved))} {words} a peak of {about}{format_size(peak)}"
-    if peak > 0 and above > 0:
-        text += f" = {_percent(abs(saved) / peak)} (above the baseline: {_percent(abs(saved) / above)})"
-    return text
-
-
 def _tables(figures: Figures) -> Iterator[Table]:
     """The tables that have rows."""
     decisions = figures.decisions
@@ -84,9 +51,9 @@ def _tables(figures: Figures) -> Iterator[Table]:
         Table("", (Column(), Column(kind=Kind.SENTENCE)), tuple(_head(figures))),
         Table(modules, (MODULE, *columns, WHY), tuple(_module_rows(decisions, actions))),
         Table("Run in shards of their tokens", (MODULE, TIMES, *shards, WHY), tuple(_tile_rows(decisions))),
-        Table("Largest values kept", VALUES, tuple(_value_rows(decisions, Save))),
-        Table("Largest values dropped", VALUES, tuple(_value_rows(decisions, Recompute))),
-        Table("Largest values offloaded", VALUES, tuple(_value_rows(decisions, Offload))),
+        Table("Values kept", VALUES, tuple(_value_rows(decisions, Save))),
+        Table("Values dropped", VALUES, tuple(_value_rows(decisions, Recompute))),
+        Table("Values offloaded", VALUES, tuple(_value_rows(decisions, Offload))),
         Table("Live at the predicted peak", (BYTES, VALUE, MODULE, PLACE), tuple(_binding_rows(figures.binding))),
         Table("Refused", (Column("what"), WHY), tuple((refusal.what, refusal.reason) for refusal in figures.refusals)),
         Table("Notes", (Column(kind=Kind.SENTENCE),), tuple((note,) for note in figures.notes)),
@@ -114,15 +81,15 @@ def _head(figures: Figures) -> Iterator[Row]:
     yield "predicted peak", f"{size_of(figures.predicted_peak, source)} ({told})"
     if figures.measured_peak is not None:
         over = figures.budget is not None and figures.measured_peak > figures.budget - figures.reserve
-        told = ("as predicted" if figures.as_predicted else _off(figures)) + ("; OVER the budget" if over else "")
+        told = ("as predicted" if figures.as_predicted else off(figures)) + ("; OVER the budget" if over else "")
         yield "measured peak", f"{format_size(figures.measured_peak)} (in launches of this plan; {told})"
     for tier, name in (("host", "host memory"), ("nvme", "the disk")):
         if moved := figures.bytes_on(tier):
             yield f"offloaded to {name}", f"{format_size(moved)} a step, out and back"
-    price = f"{_time(figures.recompute_time)} of it recomputation"
+    price = f"{duration(figures.recompute_time)} of it recomputation"
     if figures.stall_time:
-        price += f", {_time(figures.stall_time)} waiting for copies"
-    yield "step time", f"{_time(figures.unplanned_time)} -> {_time(figures.predicted_time)} ({price})"
+        price += f", {duration(figures.stall_time)} waiting for copies"
+    yield "step time", f"{duration(figures.unplanned_time)} -> {duration(figures.predicted_time)} ({price})"
     built_in = "with built-in figures, not calibrated on this machine: run `memgraph calibrate`"
     yield "times", "with figures measured on this machine" if figures.calibrated else built_in
 
@@ -130,7 +97,7 @@ def _head(figures: Figures) -> Iterator[Row]:
 def _module_rows(decisions: Iterable[Decision], actions: Sequence[type[Action]]) -> Iterator[Row]:
     """One row for each set of equal layers, and one for each of its parts, in the order of the graph."""
     groups = fold(decisions)
-    for group in groups[:TOP_MODULES]:
+    for group in groups:
         label, count = group.label or "(no module)", len(group.numbers)
         if count > 1:
             label += f"  x{count}" + ("" if group.equal else ", nearly equal")
@@ -138,8 +105,6 @@ def _module_rows(decisions: Iterable[Decision], actions: Sequence[type[Action]])
         if len(parts := group.parts()) > 1:
             for part, some in parts.items():
                 yield _module_row(f"  .{part}" if part else "  itself", some, actions)
-    if left := groups[TOP_MODULES:]:
-        yield _module_row(f"{len(left)} more", [d for group in left for _, d in group.members], actions)
 
 
 def _module_row(label: str, decisions: Iterable[Decision], actions: Sequence[type[Action]]) -> Row:
@@ -151,7 +116,7 @@ def _module_row(label: str, decisions: Iterable[Decision], actions: Sequence[typ
         whys[f"{decision.why} ({FUSED})" if decision.fused else decision.why] += decision.bytes
     why = "; ".join(why for why, _ in whys.most_common(2) if why) + ("; ..." if len(whys) > 2 else "")
     sizes = [format_size(total[action]) if total[action] else "-" for action in actions]
-    return label, *sizes, _time(seconds) if seconds else "-", why
+    return label, *sizes, duration(seconds) if seconds else "-", why
 
 
 def _tile_rows(decisions: Iterable[Decision]) -> Iterator[Row]:
@@ -174,7 +139,7 @@ def _value_rows(decisions: Iterable[Decision], action: type[Action]) -> Iterator
             path = ModulePath.of(d.module)
             why = f"{d.action.tier}: {d.why}" if isinstance(d.action, Offload) else d.why
             alike.setdefault((d.bytes, path.stem, path.rest, d.source, why), []).append(d)
-    for (size, stem, rest, source, why), same in sorted(alike.items(), key=_total, reverse=True)[:TOP_VALUES]:
+    for (size, stem, rest, source, why), same in sorted(alike.items(), key=_total, reverse=True):
         module = numbered(stem, [ModulePath.of(d.module).number for d in same]) + rest
         yield same[0].name, format_size(size), f"x{len(same)}", module, os.path.basename(source), why
 
@@ -185,10 +150,8 @@ def _total(row: tuple[Any, list[Decision]]) -> int:
 
 def _binding_rows(binding: Iterable[Binding]) -> Iterator[Row]:
     largest = sorted(binding, key=lambda tensor: -tensor.bytes)
-    for tensor in largest[:TOP_BINDING]:
+    for tensor in largest:
         yield format_size(tensor.bytes), tensor.name, tensor.module, os.path.basename(tensor.source)
-    if rest := largest[TOP_BINDING:]:
-        yield format_size(sum(tensor.bytes for tensor in rest)), f"{len(rest)} more", "", ""
 
 
 def _stage_rows(figures: Figures) -> Iterator[Row]:
@@ -196,29 +159,7 @@ def _stage_rows(figures: Figures) -> Iterator[Row]:
     for name, seconds in figures.stages:
         stages.setdefault(name, []).append(seconds)
     for name, times in stages.items():
-        yield name + (f"  x{len(times)}" if len(times) > 1 else ""), _time(sum(times))
+        yield name + (f"  x{len(times)}" if len(times) > 1 else ""), duration(sum(times))
     if figures.attempts > 1:
         yield "attempts", str(figures.attempts)
     yield from figures.versions
-
-
-def _off(figures: Figures) -> str:
-    """By how much the measured peak differs from the predicted one."""
-    assert figures.measured_peak is not None
-    off = figures.measured_peak - figures.predicted_peak
-    share = f" = {_percent(abs(off) / figures.predicted_peak)}" if figures.predicted_peak else ""
-    return f"{format_size(abs(off))}{share} {'MORE' if off > 0 else 'less'} than predicted"
-
-
-def _about(source: Source) -> str:
-    return "about " if source == Source.SWEEP else ""
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
-
-
-def _time(seconds: float) -> str:
-    if seconds == 0 or abs(seconds) >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.1f} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.1f} us"

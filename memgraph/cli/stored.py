@@ -1,0 +1,90 @@
+"""`memgraph reports` and `memgraph report`: what this and past processes have planned, from the plan store."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from memgraph.base.sizes import format_size
+from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
+from memgraph.cli.outputs import show as show_report
+from memgraph.cli.terminal import console, fail, show
+
+SHOWN = 12  # letters of a key: enough to tell some hundred apart
+REPORT_HELP = """
+Show a report again: a plan that this or a past process has kept, or a file.
+
+KEY is the beginning of a key that `memgraph reports` lists, or a file that --json or to_json() wrote.
+
+Exit codes: 0 done; 1 a file could not be written; 2 there is no such report, or several begin so."""
+
+
+def reports(
+    most: Annotated[int, typer.Option(min=1, help="how many, those last used first")] = 20,
+) -> None:
+    """List the reports in the plan store, of past processes too, those last used first."""
+    from memgraph.backend.records import stored
+
+    table = Table("key", "last used", "graph", "device", "budget", "peak", "plain Inductor", "step time")
+    found = 0
+    for item in itertools.islice(stored(), most):
+        found += 1
+        kept = item.report
+        used = datetime.datetime.fromtimestamp(item.used).strftime("%Y-%m-%d %H:%M")
+        budget = "none" if kept.budget is None else format_size(kept.budget)
+        peaks = (format_size(kept.predicted_peak), format_size(kept.unplanned_peak))
+        slower = "" if kept.slowdown is None else f"{kept.slowdown:+.1%}"
+        table.add_row(item.key[:SHOWN], used, kept.graph, kept.device, budget, *peaks, slower)
+    if not found:
+        console.print("no plan is kept yet: a process keeps those that it compiled (`memgraph doctor` says where)")
+        return
+    show(table)
+    console.print("memgraph report KEY shows one of them, and --html FILE makes a page of it")
+
+
+def report(
+    key: Annotated[str, typer.Argument(metavar="KEY|FILE.json", show_default=False)],
+    json: Json = None,
+    html: Html = None,
+    plot: Plot = None,
+    trace: Trace = None,
+    details: Details = False,
+) -> None:
+    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
+    outputs.check()
+    found = _from_file(Path(key)) if key.endswith(".json") or Path(key).is_file() else _from_store(key)
+    show_report(found, details)
+    outputs.write(found)
+
+
+def _from_store(key: str) -> Any:
+    from memgraph.backend.records import stored
+
+    same = list(itertools.islice(stored(key), 2))
+    if not same:
+        raise fail(f"no report in the plan store has a key that begins with {key!r}: `memgraph reports` lists them", 2)
+    if len(same) > 1:
+        raise fail(f"several reports have keys that begin with {key!r}: {', '.join(item.key for item in same)}, ...", 2)
+    return same[0].report
+
+
+def _from_file(file: Path) -> Any:
+    """The report, or report of a step, that a file has."""
+    from memgraph.reporting.report import Report
+    from memgraph.reporting.step_report import StepReport
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise fail(f"{file} cannot be read: {problem}", 2) from problem
+    for kind in (Report, StepReport):
+        try:
+            return kind.from_json(text)
+        except ValueError as problem:
+            reason = problem
+    raise fail(f"{file} has no report: {reason}", 2)

@@ -1,0 +1,61 @@
+// Numbers as people read them, and elements of the page.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+// One digit after the point; of a tie the even one, as Python writes it.
+function oneDigit(number) {
+  const tie = Number.isInteger(number * 4) && !Number.isInteger(number * 2);
+  if (!tie) return number.toFixed(1);
+  const low = Math.floor(number * 10);
+  return ((low % 2 === 0 ? low : low + 1) / 10).toFixed(1);
+}
+
+function bytes(size) {
+  let scaled = size;
+  for (const unit of UNITS) {
+    if (Math.abs(Number(oneDigit(scaled))) < 1024 || unit === "TiB") {
+      return unit === "B" ? `${size} B` : `${oneDigit(scaled)} ${unit}`;
+    }
+    scaled /= 1024;
+  }
+}
+
+function seconds(time) {
+  if (time === 0 || Math.abs(time) >= 1) return `${oneDigit(time)} s`;
+  return Math.abs(time) >= 1e-3 ? `${oneDigit(time * 1e3)} ms` : `${oneDigit(time * 1e6)} us`;
+}
+
+const $ = (id) => document.getElementById(id);
+
+// An element: its tag, attributes (on... are listeners), and children; text is only ever text.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== undefined && child !== null));
+  return element;
+}
+
+const basename = (path) => path.slice(path.lastIndexOf("/") + 1);
+
+// Colours of Okabe and Ito, which the colour-blind can tell apart.
+const COLOURS = {
+  saved: "#0072b2",
+  outputs: "#666c78",
+  gradients: "#009e73",
+  recomputed: "#e69f00",
+  "in flight": "#cc79a7",
+  transient: "#56b4e9",
+  "kernel scratch": "#d55e00",
+  "to come": "#ddd49a",
+};
+const GREYS = ["#9aa1ab", "#b3b9c1", "#c8ccd2", "#828a95"];
+const DOING = {
+  forward: "#0072b2",
+  backward: "#009e73",
+  recompute: "#e69f00",
+  wait: "#d55e00",
+  copy: "#cc79a7",
+};

@@ -1,0 +1,224 @@
+"""What the page knows of a report, as plain data: columns of numbers, and each text once.
+
+A column of places in a growing order is kept as differences. 100,000 buffers take about 1 MB of a page.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Offload, Recompute, Save, Tile
+from memgraph.planner.decisions import Decision, Doing, Timeline
+from memgraph.reporting import phrases, screen
+from memgraph.reporting.figures import Figures
+from memgraph.reporting.layers import Layers, fold
+from memgraph.reporting.lifetimes import Stuff, lifetimes
+from memgraph.reporting.step_figures import StepFigures
+
+STUFF = tuple(Stuff)
+NANOSECONDS = 1e9
+
+
+class _Texts:
+    """Texts, each once."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        return self.places.setdefault(text, len(self.places))
+
+    def column(self, texts: Iterable[str]) -> list[int]:
+        return [self.place(text) for text in texts]
+
+
+def part(figures: Figures) -> dict[str, Any]:
+    """One planned graph."""
+    texts = _Texts()
+    planned = _track(figures.timeline, figures, texts)
+    unplanned = _track(figures.unplanned_timeline, figures, texts)
+    names = set(texts.places).union(decision.name for decision in figures.decisions)
+    known = [item for item in figures.described if item.name in names]
+    data: dict[str, Any] = {name: getattr(figures, name) for name in PLAIN}
+    data |= {
+        "source_of_peak": str(figures.source_of_peak),
+        "source_of_unplanned_peak": str(figures.source_of_unplanned_peak),
+        "measured_peak": figures.measured_peak,
+        "summary": phrases.summary(figures),
+        "answers": [list(pair) for pair in screen.answers(figures) if pair[0] != "next"],
+        "standing": _standing(figures),
+        "stuff": [stuff.value for stuff in STUFF],
+        "planned": planned,
+        "unplanned": unplanned,
+        "values": {
+            "name": texts.column(item.name for item in known),
+            "operator": texts.column(item.operator for item in known),
+            "type": texts.column(f"{item.dtype}{list(item.shape)}" if item.dtype else "" for item in known),
+            "module": texts.column(item.module for item in known),
+            "source": texts.column(item.source for item in known),
+            "reads": [_differences(round(at * NANOSECONDS) for at in item.reads) for item in known],
+        },
+        "decisions": _decisions(figures.decisions, texts),
+        "works": _works(figures, texts),
+        "model": list(_model(figures)),
+        "refusals": [[refusal.what, refusal.reason] for refusal in figures.refusals],
+        "notes": list(figures.notes),
+        "stages": [[name, seconds] for name, seconds in figures.stages],
+        "versions": [list(pair) for pair in figures.versions],
+    }
+    return data | {"texts": list(texts.places)}
+
+
+PLAIN = (
+    "key graph device requested budget reserve baseline to_come level unplanned_peak predicted_peak predicted_time "
+    "unplanned_time recompute_time stall_time calibrated cached attempts"
+).split()
+
+
+def _standing(figures: Figures) -> list[tuple[str, int]]:
+    """What stands from the start to the end, as kinds and bytes that add up to the level."""
+    found = [(what, size) for what, size in figures.standing if size > 0]
+    rest = figures.baseline - sum(size for _, size in found)
+    if rest:
+        found.append(("allocated before", rest))
+    return [*found, ("to come", figures.to_come)] if figures.to_come else found
+
+
+def _track(timeline: Timeline, figures: Figures, texts: _Texts) -> dict[str, Any]:
+    """One timeline: its buffers as columns, and the times of its changes in nanoseconds."""
+    lives = lifetimes(timeline, figures)
+    made = lives.buffers
+    sizes = _Texts()
+    return {
+        "events": len(lives.changes),
+        "forward": lives.forward,
+        "birth": _differences(buffer.birth for buffer in made),
+        "life": [0 if buffer.death is None else buffer.death - buffer.birth for buffer in made],
+        "size": sizes.column(str(buffer.bytes) for buffer in made),
+        "sizes": [int(size) for size in sizes.places],
+        "stuff": [STUFF.index(buffer.stuff) for buffer in made],
+        "value": texts.column(buffer.value for buffer in made),
+        "at": _differences(round(at * NANOSECONDS) for at in lives.times) if timeline.timed else [],
+    }
+
+
+def _differences(numbers: Iterable[int]) -> list[int]:
+    """Each number less the one before it."""
+    return [after - before for before, after in itertools.pairwise([0, *numbers])]
+
+
+def _decisions(decisions: Sequence[Decision], texts: _Texts) -> dict[str, Any]:
+    return {
+        "name": texts.column(decision.name for decision in decisions),
+        "action": texts.column(str(decision.action) for decision in decisions),
+        "bytes": [decision.bytes for decision in decisions],
+        "seconds": [decision.seconds for decision in decisions],
+        "module": texts.column(decision.module for decision in decisions),
+        "source": texts.column(decision.source for decision in decisions),
+        "why": texts.column(decision.why for decision in decisions),
+        "fused": [number for number, decision in enumerate(decisions) if decision.fused],
+        "others": [[[texts.place(action), s] for action, s in decision.alternatives] for decision in decisions],
+    }
+
+
+def _works(figures: Figures, texts: _Texts) -> dict[str, Any]:
+    works = figures.works
+    return {
+        "lane": texts.column(work.lane for work in works),
+        "doing": texts.column(work.doing.value for work in works),
+        "name": texts.column(work.name for work in works),
+        "start": [round(work.start * NANOSECONDS) for work in works],
+        "length": [round((work.end - work.start) * NANOSECONDS) for work in works],
+    }
+
+
+def _model(figures: Figures) -> Iterator[dict[str, Any]]:
+    """The rows of the model: sets of equal layers, each with its parts; and those parts with their decisions."""
+    places = {id(decision): number for number, decision in enumerate(figures.decisions)}
+    modules = {item.name: item.module for item in figures.described}
+    modules |= {decision.name: decision.module for decision in figures.decisions}
+    waits: dict[str, float] = {}
+    for work in figures.works:
+        if work.doing is Doing.WAIT:
+            module = modules.get(work.name, "")
+            waits[module] = waits.get(module, 0.0) + work.end - work.start
+    tiles = [decision for decision in figures.decisions if isinstance(decision.action, Tile)]
+    for group in fold(figures.decisions):
+        parts = group.parts()
+        yield {
+            "label": group.label or "(no module)",
+            "count": len(group.numbers),
+            "equal": group.equal,
+            "shards": _shards(group, tiles),
+            **_amounts([decision for _, decision in group.members], waits),
+            "parts": [
+                {
+                    "label": f".{part}" if part else "itself",
+                    **_amounts(some, waits),
+                    "decisions": [places[id(decision)] for decision in some],
+                }
+                for part, some in parts.items()
+            ],
+        }
+
+
+def _amounts(decisions: Sequence[Decision], waits: dict[str, float]) -> dict[str, Any]:
+    """Bytes by what happens to them, and seconds."""
+    sizes = {"kept": 0, "dropped": 0, "host": 0, "nvme": 0}
+    for decision in decisions:
+        match decision.action:
+            case Save():
+                sizes["kept"] += decision.bytes
+            case Recompute() if not decision.fused:
+                sizes["dropped"] += decision.bytes
+            case Offload(tier):
+                sizes[tier] += decision.bytes
+    modules = {decision.module for decision in decisions}
+    waited = sum(seconds for module, seconds in waits.items() if module in modules)
+    return sizes | {"seconds": sum(decision.seconds for decision in decisions), "waits": waited}
+
+
+def _shards(group: Layers, tiles: Iterable[Decision]) -> str:
+    """Of the token regions that lie in these layers.  tiles: the decisions of all of them."""
+    stems = {f"{group.stem}.{number}" if number else group.stem for number in group.numbers}
+    found = {
+        decision.action.shards
+        for decision in tiles
+        if isinstance(decision.action, Tile)
+        and any(decision.module == stem or decision.module.startswith(f"{stem}.") for stem in stems)
+    }
+    return ", ".join(map(str, sorted(count for count in found if count is not None)))
+
+
+def step(figures: StepFigures, summary: str) -> dict[str, Any]:
+    """A step of training: its newest measured round, launch by launch, and what ran outside of the graphs."""
+    shown = figures.measured or figures.newest
+    return {
+        "device": figures.device,
+        "summary": summary,
+        "budget": figures.budget,
+        "reserve": figures.reserve,
+        "level": figures.level,
+        "to_come": figures.to_come,
+        "predicted_peak": figures.predicted_peak,
+        "measured_peak": figures.measured_peak,
+        "round": shown.number,
+        "launches": [
+            {
+                "graph": launch.graph,
+                "sizes": list(launch.sizes),
+                "level": launch.level,
+                "held": launch.held,
+                "planned": [launch.predicted_forward, launch.predicted_backward],
+                "measured": [launch.measured_forward, launch.measured_backward],
+            }
+            for launch in shown.launches
+        ],
+        "outside": [[item.after, item.before, item.level, item.peak] for item in figures.outside],
+        "optimizers": [[item.name, item.peak, item.to_come, item.note] for item in figures.optimizers],
+        "grown": [[what, format_size(size)] for what, size in figures.grown],
+        "notes": list(figures.notes),
+    }

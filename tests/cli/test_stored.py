@@ -1,0 +1,90 @@
+"""Reports of past processes at a terminal."""
+
+import dataclasses
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from memgraph.backend.budget import Bound
+from memgraph.backend.records import Accepted, stored
+from memgraph.base.store import Store
+from memgraph.cli.app import app
+from tests.reporting.test_report import example
+from tests.reporting.test_step_report import example as step_example
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "60")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def keep(key, graph="loss_fn [0]"):
+    report = dataclasses.replace(example(), key=key, graph=graph)
+    Store().put(key, Accepted(Bound(), report, {}).to_record())
+    return report
+
+
+def test_reports_of_past_processes_are_listed_whole():
+    assert "no plan is kept yet" in run("reports").output
+    keep("a" * 64, "first_fn [0]")
+    keep("b" * 64, "second_fn [0]")
+    Store().put("c" * 64, {"report": "{}"})  # of another version
+    Store().put("d" * 64, {"above": 3})  # no report
+    result = run("reports")
+    assert result.exit_code == 0, result.output
+    listed = [line for line in result.output.splitlines() if "_fn [0]" in line]
+    assert sorted(line.split()[1] for line in listed) == ["a" * 12, "b" * 12]
+    assert all("162.0 MiB" in line and "+7.0%" in line for line in listed)
+    assert len([line for line in run("reports", "--most", 1).output.splitlines() if "_fn [0]" in line]) == 1
+
+
+def test_listing_does_not_change_what_is_kept_longest():
+    keep("a" * 64)
+    before = Store().entries()
+    assert [item.key for item in stored()] == ["a" * 64]
+    assert Store().entries() == before
+
+
+def test_a_report_is_shown_again_by_the_beginning_of_its_key(tmp_path):
+    kept = keep("abc1" + "0" * 60)
+    keep("abd1" + "0" * 60)
+    result = run("report", "abc", "--html", tmp_path / "r.html", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    assert str(kept) in result.output and json.loads((tmp_path / "r.json").read_text())["key"] == kept.key
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert kept.details() in run("report", "abc", "--details").output
+
+
+def test_a_report_is_shown_from_a_file(tmp_path):
+    (tmp_path / "r.json").write_text(example().to_json())
+    assert str(example()) in run("report", tmp_path / "r.json").output
+    (tmp_path / "step.json").write_text(step_example(parts=(example(),)).to_json())
+    result = run("report", tmp_path / "step.json", "--html", tmp_path / "step.html")
+    assert result.exit_code == 0 and (tmp_path / "step.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (["nothing"], 2, "begins with 'nothing'"),
+        (["ab"], 2, "several reports"),
+        (["{}/missing.json"], 2, "cannot be read"),
+        (["{}/other.json"], 2, "has no report"),
+        (["{}/step.json", "--plot", "{}/p.png"], 2, "a report of a step has no --plot"),
+        (["abc", "--html", "{}/no/r.html"], 1, "cannot be made"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_a_code(tmp_path, arguments, code, says):
+    keep("abc1" + "0" * 60)
+    keep("abd1" + "0" * 60)
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "step.json").write_text(step_example().to_json())
+    result = run("report", *[text.replace("{}", str(tmp_path)) for text in arguments])
+    assert result.exit_code == code and says in result.output, result.output
+    assert "Traceback" not in result.output
