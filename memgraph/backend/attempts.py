@@ -323,4 +323,7 @@ class Attempts:
 
 def _counted(timeline: Timeline, device: str) -> Timeline:
     """A timeline as the device's allocator counts it, which a budget is held against: on CUDA in whole blocks."""
-    return timeline.in_blocks() if caching_allocator.leaves_uncut(device) else timeline
+    if not caching_allocator.leaves_uncut(device):
+        return timeline
+    counted = timeline.in_blocks()
+    return counted.above(int(caching_allocator.OTHERS_BLOCKS * counted.peak))

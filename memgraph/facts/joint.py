@@ -8,7 +8,7 @@ Values are indexed in topological order. A view shares the `storage` of what it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,44 +89,52 @@ def read_joint(
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
     sides = _sides(nodes, stock_backward)
     region_of, found = _regions(sides)
-    overwritten = overwritten_inputs(joint.graph.nodes)
-    reader = NodeReader(nodes, hardware, granularity)
-    sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
-    forward, device = frozenset(sides.forward), _device(nodes, hardware.device)
-    values: list[Value] = []
-    for node in nodes:
-        value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
-        owns = isinstance(val, torch.Tensor) and value.storage == len(values)
-        values.append(
-            dataclasses.replace(
-                value,
-                region=region_of.get(node, 0),
-                savable=isinstance(val, torch.Tensor) and value.kind != "tangent",
-                fixed=_fixed(node, overwritten, repeatable) if node.op == "call_function" else None,
-                pin=_pin(node, pins or {}),
-                accumulates=node in sums,
-                masks=node in masks,
-                expanded=node in expanded,
-                movable=owns and value.kind != "primal" and _movable(val, device),
-                module=_path(node) if node in forward else "",
-                source=source_of(node),
-                label=label_of(node, forward=node in forward),
-            )
-        )
+    reader, overwritten = NodeReader(nodes, hardware, granularity), overwritten_inputs(joint.graph.nodes)
+    device = _device(nodes, hardware.device)
+    fixed = {node: _fixed(node, overwritten, repeatable) for node in nodes if node.op == "call_function"}
+    values = [
+        dataclasses.replace(value, region=region_of.get(node, 0), fixed=fixed.get(node), pin=_pin(node, pins or {}))
+        for node, value in zip(nodes, _values(nodes, sides, reader, device), strict=True)
+    ]
     stock = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
     saved = stock | _replayed(sides.backward, stock, overwritten, repeatable)
     place, outputs = reader.position, _outputs(joint)
+
+    def places(of: Iterable[Any]) -> tuple[int, ...]:
+        return tuple(place[node] for node in of if isinstance(node, fx.Node))
+
     return JointFacts(
         values=tuple(values),
-        forward=tuple(place[node] for node in sides.forward),
-        backward=tuple(place[node] for node in sides.backward),
-        forward_outputs=tuple(place[node] for node in outputs[:num_fwd_outputs] if isinstance(node, fx.Node)),
-        backward_outputs=tuple(place[node] for node in outputs[num_fwd_outputs:] if isinstance(node, fx.Node)),
+        forward=places(sides.forward),
+        backward=places(sides.backward),
+        forward_outputs=places(outputs[:num_fwd_outputs]),
+        backward_outputs=places(outputs[num_fwd_outputs:]),
         stock_saved=frozenset(place[node] for node in nodes if node.name in saved),
         region_names=tuple(region.name for region in found),
         retained=retained,
-        dropped=tuple(place[outputs[i]] for i in dropped if isinstance(outputs[i], fx.Node)),
+        dropped=places(outputs[i] for i in dropped),
     )
+
+
+def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device: str) -> Iterator[Value]:
+    """The values of a graph's nodes, in their order, by what they are themselves."""
+    sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
+    forward = frozenset(sides.forward)
+    for place, node in enumerate(nodes):
+        value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
+        tensor = isinstance(val, torch.Tensor)
+        movable = tensor and value.storage == place and value.kind != "primal" and _movable(val, device)
+        yield dataclasses.replace(
+            value,
+            savable=tensor and value.kind != "tangent",
+            accumulates=node in sums,
+            masks=node in masks,
+            expanded=node in expanded,
+            movable=movable,
+            module=_path(node) if node in forward else "",
+            source=source_of(node),
+            label=label_of(node, forward=node in forward),
+        )
 
 
 def _sides(nodes: Sequence[fx.Node], stock_backward: fx.GraphModule) -> _Sides:

@@ -251,7 +251,7 @@ class Interpreter:
             case Shadow(), "to":
                 same = value.dtype == args[0]
                 return (
-                    value if same else self._memory.empty(scope.target, value.size, value.stride, *args, value.device)
+                    value if same else self._memory.empty(scope.target, value.size, value.stride, args[0], value.device)
                 )
             case Shadow(), "sum" | "amax" | "amin" if ast.unparse(node).endswith(f".{method}(dim=0)"):
                 overload = "sum.dim_IntList" if method == "sum" else f"{method}.default"

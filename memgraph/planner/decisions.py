@@ -164,6 +164,13 @@ class Timeline:
         sizes = zip(self.events, in_blocks(changes), strict=True)
         return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes), self.reuses)
 
+    def above(self, level: int) -> Timeline:
+        """The same events while so many more bytes stand."""
+        if not self.events:
+            return self
+        first, last = (Event(event.phase, "", level) for event in (self.events[0], self.events[-1]))
+        return Timeline((first, *self.events, dataclasses.replace(last, bytes=-level)))
+
     def live_at_peak(self) -> tuple[Event, ...]:
         """The allocations that stand when the peak is reached, largest first."""
         sums = self.sums()

@@ -60,6 +60,7 @@ def test_later_steps_find_other_blocks():
 def test_a_timeline_in_whole_blocks():
     step = Timeline((Event("forward", "a", 11 * MIB + 512), Event("backward", "a", -11 * MIB - 512)))
     assert (step.peak, step.in_blocks().peak) == (11 * MIB + 512, 12 * MIB)
+    assert step.above(MIB).peak == 12 * MIB + 512 and step.above(MIB).sums()[-1] == step.sums()[-1]
     assert step.in_blocks().sums()[-1] == 0
 
 
