@@ -79,7 +79,7 @@ def part(tensor: Shadow, where: slice) -> Shadow:
 
 def reshaped(tensor: Shadow, size: Sequence[int]) -> Shadow:
     """The same entries in another size.  Raises ValueError where they have gaps, or are not as many."""
-    stride, step = [], 1
+    stride, step = list[int](), 1
     for length in reversed(tensor.size):
         stride.insert(0, step)
         step *= length
