@@ -29,7 +29,7 @@ def write(figures: Figures, path: str | os.PathLike[str]) -> None:
     timed = figures.timeline.timed
     events = [_metadata("process_name", 0, f"memgraph: {figures.graph} on {figures.device}")]
     timelines = {"unplanned": figures.unplanned_timeline, "planned": figures.timeline}
-    end = max(len(timeline.events) for timeline in timelines.values())
+    end: float = max(len(timeline.events) for timeline in timelines.values())
     if timed:
         events += _lanes(figures)
         for name, timeline in timelines.items():
