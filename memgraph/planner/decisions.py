@@ -194,7 +194,7 @@ class Doing(enum.Enum):
     COPY = "copy"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Work:
     """A stretch of a step in which one thing is done, as predicted."""
 
@@ -212,7 +212,7 @@ class Work:
     end: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Described:
     """What is known of a value that events and decisions name."""
 
