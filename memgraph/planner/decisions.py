@@ -120,6 +120,8 @@ class Reuse:
     value: str
     """What it holds from now on."""
 
+    phase: Phase = "backward"
+
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
