@@ -208,16 +208,18 @@ def main(steps: int, budget: float, out: Path) -> None:
     show(plain, planned, report)
     out.mkdir(parents=True, exist_ok=True)
     report.plot(out / "timeline.png")
-    (out / "report.txt").write_text(f"{report}\n")
+    report.html(out / "report.html")
+    (out / "report.txt").write_text(f"{report.details()}\n")
     console.print("\n" + str(report).split("\nModules")[0], markup=False, soft_wrap=True)
-    console.print(f"\nThe whole report: {out / 'report.txt'}; as a picture: {out / 'timeline.png'}")
+    console.print(f"\nTo look at, in a browser: {out / 'report.html'}")
+    console.print(f"The whole report: {out / 'report.txt'}; as a picture: {out / 'timeline.png'}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--budget", type=float, default=0.4, help="share of the peak above the baseline")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the report and the picture")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the report, its page and the picture")
     given = parser.parse_args()
     try:
         main(given.steps, given.budget, given.out)

@@ -48,7 +48,8 @@ def build_report(
     known_values = {value.name for value in planned.facts.values}
     buffers = named(origins or {}, known_values)
     if truth is not None:
-        truth = timed(held(truth, buffers, known_values), planned.course, buffers)
+        truth, buffers = held(truth, buffers, known_values)
+        truth = timed(truth, planned.course, buffers)
     if unplanned is None and planned.plain:
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER

@@ -133,7 +133,7 @@ def _reuses(memory: Memory, phase: Phase) -> Iterator[Reuse]:
     for after, storage, variable in memory.holders:
         name = f"{phase}.{variable}"
         if name != storage:
-            yield Reuse(after, storage, name)
+            yield Reuse(after, storage, name, phase)
 
 
 def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: int) -> list[Shadow | int | None]:

@@ -15,7 +15,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.values import Value
 from memgraph.planner.candidates import Candidate, dropped_storages
-from memgraph.planner.decisions import Described, Doing, Event, Phase, Timeline, Where, Work
+from memgraph.planner.decisions import Described, Doing, Event, Phase, Reuse, Timeline, Where, Work
 from memgraph.planner.queues import Move, Tier
 
 DIGITS = 9  # of a time in seconds: nanoseconds
@@ -184,21 +184,28 @@ def named(origins: Mapping[str, Sequence[str]], known: Collection[str]) -> dict[
     return found
 
 
-def held(read: Timeline, names: Mapping[str, str], known: Collection[str]) -> Timeline:
+def held(read: Timeline, names: Mapping[str, str], known: Collection[str]) -> tuple[Timeline, dict[str, str]]:
     """A timeline that was read from generated code, with those reuses alone after which another value is held.
 
-    names: of the values, by buffer.  known: all names of values; a variable of the backward may bear one.
+    names: of the values, by buffer; returned as they are known then.  known: all names of values. A variable that bears
+    one is an input of the backward, named after the value that it holds: no other value is written to its storage.
     """
-    holds: dict[str, str] = {}
-    reuses = []
+    found = dict(names)
+    last: dict[str, int] = {}  # by storage, the place of its last reuse
+    reuses: list[Reuse] = []
     for reuse in read.reuses:
+        place = last.get(reuse.storage)
         variable = reuse.value.partition(".")[2]
-        value = names.get(reuse.value) or (variable if variable in known else None)
-        before = holds.get(reuse.storage, names.get(reuse.storage, reuse.storage))
-        if value is not None and value != before:
-            holds[reuse.storage] = value
-            reuses.append(dataclasses.replace(reuse, value=value))
-    return dataclasses.replace(read, reuses=tuple(reuses))
+        if reuse.value in names:
+            value = names[reuse.value]
+            if value != (found.get(reuse.storage) if place is None else reuses[place].value):
+                last[reuse.storage] = len(reuses)
+                reuses.append(dataclasses.replace(reuse, value=value))
+        elif variable in known and place is None:
+            found[reuse.storage] = variable
+        elif variable in known and place is not None:
+            reuses[place] = dataclasses.replace(reuses[place], value=variable)
+    return dataclasses.replace(read, reuses=tuple(reuses)), found
 
 
 def timed(read: Timeline, course: Course, names: Mapping[str, str]) -> Timeline:

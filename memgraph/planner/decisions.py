@@ -120,6 +120,8 @@ class Reuse:
     value: str
     """What it holds from now on."""
 
+    phase: Phase = "backward"
+
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
@@ -201,7 +203,7 @@ class Doing(enum.Enum):
     COPY = "copy"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Work:
     """A stretch of a step in which one thing is done, as predicted."""
 
@@ -219,7 +221,7 @@ class Work:
     end: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Described:
     """What is known of a value that events and decisions name."""
 

@@ -188,8 +188,9 @@ class Figures:
             data[name] = [vars(item) for item in data[name]]
         for name in ("timeline", "unplanned_timeline"):
             data[name] = data[name].rows()
-        data["reuses"] = [(reuse.after, reuse.storage, reuse.value) for reuse in self.timeline.reuses]
-        data["described"] = [tuple(vars(item).values()) for item in data["described"]]
+        data["reuses"] = [(reuse.after, reuse.storage, reuse.value, reuse.phase) for reuse in self.timeline.reuses]
+        columns = [field.name for field in dataclasses.fields(Described)]
+        data["described"] = [[getattr(item, column) for column in columns] for item in data["described"]]
         data["works"] = [(work.lane, work.doing.value, work.name, work.start, work.end) for work in data["works"]]
         return json.dumps(data, separators=(",", ":"))
 

@@ -77,8 +77,7 @@ class Lifetimes:
     @property
     def forward(self) -> int:
         """How many changes come before the last one of the forward, with it."""
-        sides = [n for n, change in enumerate(self.changes) if isinstance(change, Event) and change.phase == "forward"]
-        return sides[-1] + 1 if sides else 0
+        return 1 + max((n for n, change in enumerate(self.changes) if change.phase == "forward"), default=-1)
 
     def sums(self) -> Mapping[Stuff, list[int]]:
         """Bytes of each kind after each change."""
@@ -134,7 +133,7 @@ def lifetimes(timeline: Timeline, figures: Figures) -> Lifetimes:
             same.append(life)
             by_name[change.value] = life
     actions = {decision.name: decision for decision in figures.decisions}
-    end = next((n for n in reversed(range(len(changes))) if _phase(changes[n]) == "forward"), -1)
+    end = Lifetimes((), changes).forward - 1
     made = (
         Buffer(life.value, life.event.bytes, life.birth, life.death, _stuff(life, actions.get(life.value), end))
         for life in found
@@ -150,10 +149,6 @@ def _changes(timeline: Timeline) -> Iterator[Event | Reuse]:
             yield reuses.popleft()
         yield event
     yield from reuses
-
-
-def _phase(change: Event | Reuse) -> str | None:
-    return change.phase if isinstance(change, Event) else None
 
 
 def _stuff(life: _Life, decision: Decision | None, end: int) -> Stuff:

@@ -2,6 +2,7 @@
 
 import pickle
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,17 @@ def test_allocation_and_del():
     assert changes(lowered) == [("buf0", KIB), ("buf1", KIB), ("buf0", -KIB), ("buf2", KIB), ("buf1", -KIB)]
     assert lowered.peak == 2 * KIB
     assert [output.bytes for output in lowered.outputs] == [KIB]
+
+
+def test_a_storage_that_gets_another_name_is_told_of():
+    lowered = read(f"buf0 = {NEW}\nbuf1 = {NEW}\nbuf2 = buf0; del buf0  # reuse\ndel buf1\nreturn (buf2, )")
+    assert [(reuse.after, reuse.storage, reuse.value) for reuse in lowered.reuses] == [
+        (2, "forward.buf0", "forward.buf2")
+    ]
+    held = tensor("held", 4)  # the caller's, which the call does not free
+    assert read("buf0 = held\nreturn (buf0, )", [held]).reuses == ()
+    step = step_timeline(lowered, replace(lowered, phase="backward"))
+    assert [reuse.after for reuse in step.reuses] == [2, 2 + len(lowered.events)]
 
 
 def test_size_is_the_span_of_the_strides():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from memgraph.facts.actions import Offload, Recompute
-from memgraph.planner.course import Course, described, named, timed, timeline
-from memgraph.planner.decisions import Doing, Event, Timeline
+from memgraph.planner.course import Course, described, held, named, timed, timeline
+from memgraph.planner.decisions import Doing, Event, Reuse, Timeline
 from memgraph.planner.explain import make_plan
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
@@ -99,3 +99,18 @@ def test_generated_code_gets_the_times_of_its_values():
     assert times == [1.0, 1.0, 6.0]  # f1 begins at 2, f0 at 0; the backward at 6
     unknown = Timeline((Event("forward", "a", 1), Event("forward", "b", 1), Event("forward", "forward.buf0", 6)))
     assert timed(unknown, course, names) == unknown
+
+
+def test_reuses_are_those_after_which_another_value_is_held():
+    names = {"forward.buf0": "f0", "forward.buf1": "f1", "forward.buf2": "f1"}
+    told = (
+        Reuse(1, "forward.buf0", "forward.buf9"),  # of which nothing is known
+        Reuse(2, "forward.buf0", "forward.buf1"),
+        Reuse(3, "forward.buf0", "forward.buf2"),  # another name of the same value
+        Reuse(4, "forward.buf0", "backward.f2"),  # what the backward calls it
+        Reuse(4, "forward.buf5", "backward.f0"),
+        Reuse(5, "forward.buf5", "backward.buf3"),
+    )
+    found, known = held(Timeline((), told), names | {"backward.buf3": "b0"}, {"f0", "f1", "f2", "b0"})
+    assert found.reuses == (Reuse(2, "forward.buf0", "f2"), Reuse(5, "forward.buf5", "b0"))
+    assert known["forward.buf5"] == "f0" and known["forward.buf0"] == "f0"

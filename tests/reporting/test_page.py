@@ -136,7 +136,11 @@ def test_a_storage_that_is_given_away_holds_one_value_after_the_other():
         Event("forward", "forward.buf1", -8, at=3.0),
         Event("backward", "forward.buf0", -8, at=5.0),
     )
-    reuses = (Reuse(2, "forward.buf0", "kept"), Reuse(3, "forward.buf0", "kept_late"), Reuse(3, "gone", "nothing"))
+    reuses = (
+        Reuse(2, "forward.buf0", "kept", "forward"),
+        Reuse(3, "forward.buf0", "kept_late"),
+        Reuse(3, "gone", "nothing"),
+    )
     decisions = (Decision("dropped", 8, Recompute()), Decision("kept", 8, Save()), Decision("kept_late", 8, Save()))
     timeline = Timeline(events, reuses)
     report = dataclasses.replace(
