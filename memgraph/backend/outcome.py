@@ -41,7 +41,7 @@ def build_report(
     the graph.  known: the fields of the report that are not in the plan.
     """
     above = truth.peak if truth is not None else planned.chosen.peak
-    if unplanned is None and planned.plain:
+    if unplanned is None and planned.plain and not planned.outlining.bodies:
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else unplanned
