@@ -4,8 +4,8 @@ The problem: cut the order of n operators into stretches so that equal ones cove
 The best grammar of a sequence is NP-hard to find, and a suffix tree finds repeats that overlap and cross every border.
 A model repeats itself in order, so one operator that runs once a layer tells where layers end:
 
-    1. For each kind of operator: cut behind each of its runs. Prefix hashes compare the stretches in constant time each,
-       so all kinds together take time linear in the operators.
+    1. For each kind of operator: cut behind each of its runs, behind every second one, and so on. Prefix hashes compare
+       the stretches in constant time each, so all kinds together take time linear in the operators.
     2. Of the kinds that leave nearly the least to compile, take the one where the fewest bytes cross a border that would
        not be in memory anyway: behind a matrix product rather than between two operators that fuse.
     3. Within a class, compare what each operator reads, and what is read outside of the stretch.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memgraph.facts.steps import Step
 
@@ -28,6 +28,10 @@ from memgraph.facts.steps import Step
 LEAST = 3
 # Operators that a body has at least, and times that what is left is searched.
 SMALLEST, ROUNDS = 12, 8
+# A layer may run its last operator more than once: up to so many times.
+OFTEN = (1, 2, 3, 4, 6, 8)
+# Cuttings whose layers are compared by what they read, the cheapest first.
+TRIED = 6
 # What a call and each value that crosses a border cost, as bytes that are written and read again.
 CALL, OPERAND = 1 << 16, 1 << 10
 
@@ -83,12 +87,12 @@ class _Stretch:
 class _Cutting:
     """Stretches that end with one kind of operator."""
 
-    stretches: tuple[_Stretch, ...]
-    saved: int
-    """Operators that need not be compiled."""
-    largest: int
-    """Operators of the largest class's layer."""
-    cost: int
+    stretches: tuple[_Stretch, ...] = ()
+    saved: int = 0
+    """Operators that need not be compiled, by what they do alone."""
+    largest: int = 0
+    """Operators of a layer of the largest class."""
+    cost: int = 0
     """Bytes that cross, and calls as bytes."""
 
 
@@ -114,13 +118,10 @@ class _Search:
         reasons: dict[_Stretch, str] = {}
         left = [_Stretch(0, len(self.steps))]
         for _ in range(ROUNDS):
-            cutting = self.best(left)
-            if cutting is None:
-                break
-            found = self.classes(cutting.stretches)
+            stretches, found = self.best(left)
             if not found:
                 break
-            reasons |= self.reasons(cutting.stretches, found)
+            reasons = reasons or self.reasons(stretches, found)
             classes += found
             left = list(_without(left, sorted(itertools.chain.from_iterable(found))))
         classes.sort()
@@ -130,16 +131,24 @@ class _Search:
     def _name(self, place: int) -> str:
         return self.steps[place].name
 
-    def best(self, left: Sequence[_Stretch]) -> _Cutting | None:
-        """The cutting of what is left that costs least among those that leave nearly the least to compile."""
+    def best(self, left: Sequence[_Stretch]) -> tuple[tuple[_Stretch, ...], list[tuple[_Stretch, ...]]]:
+        """The stretches of the best cutting of what is left, and the classes among them; none where none is worth it."""
         places: defaultdict[int, list[int]] = defaultdict(list)
         for place in itertools.chain.from_iterable(range(one.first, one.end) for one in left):
             places[self.steps[place].does].append(place)
-        found = [self.cut(left, ends) for ends in places.values() if len(ends) >= self.least]
-        if not found or (most := max(found, key=lambda cutting: cutting.saved)).saved < SMALLEST:
-            return None
-        enough = max(most.saved - most.largest, most.saved // 2)
-        return min((one for one in found if one.saved >= enough), key=lambda one: (one.cost, -one.saved))
+        ends = [runs[often - 1 :: often] for runs in places.values() for often in OFTEN]
+        found = [self.cut(left, some) for some in ends if len(some) >= self.least]
+        most = max(found, key=lambda cutting: cutting.saved, default=_Cutting())
+        enough = max(most.saved - most.largest, most.saved // 2, SMALLEST)
+        cheapest = sorted((one for one in found if one.saved >= enough), key=lambda one: (one.cost, -one.saved))
+        best: tuple[tuple[_Stretch, ...], list[tuple[_Stretch, ...]]] = ((), [])
+        for cutting in cheapest[:TRIED]:
+            classes = self.classes(cutting.stretches)
+            if _saved(classes) > _saved(best[1]):
+                best = (cutting.stretches, classes)
+            if _saved(classes) >= enough:  # in the classes as in the hashes
+                break
+        return best
 
     def cut(self, left: Sequence[_Stretch], ends: Sequence[int]) -> _Cutting:
         """What is left, cut behind some places."""
@@ -158,10 +167,9 @@ class _Search:
             if len(stretch) >= SMALLEST and self.fixed[stretch.first] == self.fixed[stretch.end]:
                 groups[self._hash(stretch), len(stretch)].append(stretch)
         repeated = [group for group in groups.values() if len(group) >= self.least]
-        saved = sum((len(group) - 1) * len(group[0]) for group in repeated)
         cost = sum(CALL + self.crossing[one.end] for group in repeated for one in group)
         largest = max(repeated, key=len, default=[_Stretch(0, 0)])
-        return _Cutting(tuple(stretches), saved, len(largest[0]), cost)
+        return _Cutting(tuple(stretches), _saved(repeated), len(largest[0]), cost)
 
     def behind_parts(self, place: int, end: int) -> int:
         """The first place from `place` on where no part of an operator's several values stands."""
@@ -236,10 +244,17 @@ class _Search:
         return f"{name} reads another value of its layer than {twin}"
 
     def alone(self, left: Sequence[_Stretch], reasons: dict[_Stretch, str]) -> Iterator[Alone]:
-        """What stays outside. A stretch that a later search cut further is told by its parts."""
-        for one in left:
-            for part in sorted(known for known in reasons if one.first <= known.first and known.end <= one.end):
-                yield Alone(self._name(part.first), self._name(part.end - 1), len(part), reasons[part])
+        """What stays outside, by the stretches of the first search, and without what later ones found in them."""
+        for one in sorted(reasons):
+            inside = [rest for rest in left if one.first < rest.end and rest.first < one.end]
+            for rest in inside:
+                first, end = max(one.first, rest.first), min(one.end, rest.end)
+                yield Alone(self._name(first), self._name(end - 1), end - first, reasons[one])
+
+
+def _saved(classes: Iterable[Sequence[_Stretch]]) -> int:
+    """Operators that need not be compiled."""
+    return sum((len(layers) - 1) * len(layers[0]) for layers in classes)
 
 
 def _without(left: Sequence[_Stretch], taken: Sequence[_Stretch]) -> Iterator[_Stretch]:
