@@ -1,6 +1,6 @@
 """Compile equal layers once: one body for each class of equal layers, called for each of them.
 
-    before:  h1 = mm(f(h0), W0);  h2 = mm(f(h1), W1);  h3 = mm(f(h2), W2);  ...      forward and backward, each by itself
+    before:  h1 = mm(f(h0), W0);  h2 = mm(f(h1), W1);  h3 = mm(f(h2), W2);  ...      forward and backward alike
 
     after:   h1 = layers_0(h0, W0);  h2 = layers_0(h1, W1);  h3 = layers_0(h2, W2);  ...
     layers_0(h, W):  return mm(f(h), W)
@@ -62,7 +62,7 @@ class _Layer:
         return [node for node in self.nodes if any(user not in inside for user in node.users)]
 
     def returned(self) -> list[fx.Node]:
-        """What its body returns: for a node that others read, the one whose memory it shows, if the layer makes that."""
+        """What its body returns: of the nodes that others read, those whose memory they show, if the layer makes it."""
         inside = set(self.nodes)
         found = (_source(node, inside) for node in self.read_outside())
         return list(dict.fromkeys(node for node in found if node in inside))
@@ -92,9 +92,8 @@ def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) ->
         elif node not in inside:
             new[node] = graph.node_copy(node, new.__getitem__)
     for node in reversed(graph.nodes):  # what only layers read, and makes again
-        if node.op == "get_attr" or (node.op == "call_function" and made_of_nothing(node)):
-            if not node.users:
-                graph.erase_node(node)
+        if not node.users and (node.op == "get_attr" or made_of_nothing(node)):
+            graph.erase_node(node)
     made = fx.GraphModule(root, graph)
     made.meta = dict(gm.meta)
     made.graph.lint()

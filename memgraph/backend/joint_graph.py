@@ -232,7 +232,10 @@ class Planning:
         return plain, wanted, self.choose(plain, wanted)
 
     def realise(self, choice: Choice) -> tuple[Split, Plan, Outlining]:
-        """The two graphs of a choice, its plan, and which layers became bodies.  Raises VerifyError where a rewrite is not legal."""
+        """The two graphs of a choice, its plan, and which layers became bodies.
+
+        Raises VerifyError where a rewrite is not legal.
+        """
         variant = choice.variant
         plan = make_plan(
             variant.facts, choice.candidate, variant.planner.stock, self.tiling.decisions(variant.cut.shards)

@@ -19,9 +19,7 @@ def outlined(split: Split, options: Options, check: Check | None) -> tuple[Split
     """
     if options.outline is False:
         return split, Outlining()
-    forward, backward = (
-        equal_layers(steps_of(gm, options.repeatable)) for gm in (split.forward, split.backward)
-    )
+    forward, backward = (equal_layers(steps_of(gm, options.repeatable)) for gm in (split.forward, split.backward))
     decided = decide(options.outline, forward, backward)
     plan = OutlinePlan(decided.forward.classes, decided.backward.classes)
     return rewrite(split, passes.LOWERED, plan, check).graphs, decided

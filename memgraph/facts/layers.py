@@ -6,8 +6,8 @@ A model repeats itself in order, so one operator that runs once a layer tells wh
 
     1. For each kind of operator: cut behind each of its runs, behind every second one, and so on. Prefix hashes compare
        the stretches in constant time each, so all kinds together take time linear in the operators.
-    2. Of the kinds that leave nearly the least to compile, take the one where the fewest bytes cross a border that would
-       not be in memory anyway: behind a matrix product rather than between two operators that fuse.
+    2. Of the kinds that leave nearly the least to compile, take the one where the fewest bytes cross a border that
+       would not be in memory anyway: behind a matrix product rather than between two operators that fuse.
     3. Within a class, compare what each operator reads, and what is read outside of the stretch.
     4. What is left between the stretches is searched again: an encoder and a decoder have layers of two kinds.
 
@@ -56,7 +56,7 @@ class Layers:
     """The equal layers of one graph."""
 
     classes: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    """For each class, for each of its layers, the names of its operators. Layers of a class correspond place by place."""
+    """For each class, for each of its layers, the names of its operators, which correspond place by place."""
     alone: tuple[Alone, ...] = ()
     """What stays outside, in order."""
     operators: int = 0
@@ -132,7 +132,7 @@ class _Search:
         return self.steps[place].name
 
     def best(self, left: Sequence[_Stretch]) -> tuple[tuple[_Stretch, ...], list[tuple[_Stretch, ...]]]:
-        """The stretches of the best cutting of what is left, and the classes among them; none where none is worth it."""
+        """The stretches of the best cutting of what is left, and the classes among them; none where none pays."""
         places: defaultdict[int, list[int]] = defaultdict(list)
         for place in itertools.chain.from_iterable(range(one.first, one.end) for one in left):
             places[self.steps[place].does].append(place)
@@ -191,7 +191,7 @@ class _Search:
         return [tuple(group) for group in groups.values() if len(group) >= self.least]
 
     def torn(self, stretch: _Stretch) -> int | None:
-        """An operator whose several values are made on one side of the stretch's border and taken apart on the other."""
+        """An operator whose several values are made on one side of the stretch's border and taken on the other."""
         for place in range(stretch.first, stretch.end):
             step = self.steps[place]
             if step.several and self.last_reader[place] >= stretch.end:

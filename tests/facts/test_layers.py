@@ -24,8 +24,7 @@ KINDS = 40
 
 @st.composite
 def blocks(draw) -> list[tuple[int, tuple[int, ...]]]:
-    """The operators of a layer: what each does, and which earlier ones it reads (0 is the newest; past the layer's first
-    ones it reads the layer before)."""
+    """The operators of a layer: what each does, and which earlier ones it reads, 0 for the newest."""
     length = draw(st.integers(SMALLEST + 1, 24))
     does = draw(st.lists(st.integers(0, KINDS - 1), min_size=length, max_size=length))
     does[draw(st.integers(0, length - 1))] = KINDS

@@ -81,9 +81,7 @@ def outlined(found: Captured) -> Rewritten[Split]:
 
 
 def verify(found: Captured, split: Split) -> None:
-    verify_partition(
-        found.joint, split.forward, split.backward, num_fwd_outputs=found.count, pass_name="outline"
-    )
+    verify_partition(found.joint, split.forward, split.backward, num_fwd_outputs=found.count, pass_name="outline")
 
 
 def step(forward: fx.GraphModule, backward: fx.GraphModule, found: Captured) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-
 # In a node's metadata: its value is written to memory, whatever reads it, with the strides that it has in the graph.
 WRITTEN = "inductor_realize_to_strides"
 
