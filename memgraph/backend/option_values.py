@@ -45,7 +45,7 @@ def largest_size(value: object) -> int | None:
 
 def outline(value: object) -> bool | str:
     if isinstance(value, bool) or value == "auto":
-        return value  # type: ignore[return-value]
+        return value
     raise ValueError('allowed: "auto", True, False')
 
 
