@@ -64,6 +64,51 @@ def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
     return pairs
 
 
+def give_to_bodies(nodes: list[Any]) -> None:
+    """Let bodies write over what all of their calls read last: a buffer may then take the place of one of its caller's,
+    as it might without the border. A body's inputs are otherwise never overwritten (`donate_nothing`).
+
+    nodes: of the graph that calls, before anything is fused; bodies are scheduled later.
+    """
+    from torch._inductor import ir
+
+    calls: dict[int, list[Any]] = {}
+    for node in nodes:
+        if isinstance(node.node, ir.InvokeSubgraph):
+            calls.setdefault(id(node.node.subgraph.graph), []).append(node)
+    for of_one_body in calls.values():
+        graph = of_one_body[0].node.subgraph.graph
+        given = [name for name in graph.graph_input_names if name in graph.graph_inputs_original]
+        if len(given) != len(graph.graph_input_names):  # symbols stand among them
+            continue
+        for place, name in enumerate(given):
+            if all(_read_last(call, place) for call in of_one_body):
+                known = graph.graph_inputs_original[name]
+                graph.graph_inputs_original[name] = ir.DonatedBuffer(name=name, layout=known.layout)
+
+
+def _read_last(call: Any, place: int) -> bool:
+    """Whether a call of a body is the last to read an operand, which is all of a buffer of this graph's own."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    operands = call.node.inputs
+    names = [operand.get_name() for operand in operands]
+    name, scheduler = names[place], call.scheduler
+    buffer = scheduler.name_to_buf.get(name)
+    if buffer is None and isinstance(V.graph.graph_inputs_original.get(name), ir.DonatedBuffer):
+        buffer = scheduler.name_to_donated_buffer.get(name)
+    if buffer is None or names.count(name) > 1 or not isinstance(operands[place].get_output_spec(), ir.FixedLayout):
+        return False
+    if name in scheduler.name_to_buf and (buffer.get_aliases() or buffer.get_mutations()):
+        return False
+    mine, whole = operands[place].get_layout(), buffer.node.get_layout()
+    if mine.offset != whole.offset or mine.storage_size() != whole.storage_size():
+        return False
+    readers = {user.node.get_name() for user in buffer.users} - {call.get_name()}
+    return all(reader in call.ancestors for reader in readers)
+
+
 def recompute_ancestors(node: Any) -> None:
     """Let Inductor's scheduler take note of new dependencies before it fuses."""
     node.scheduler.compute_ancestors()
