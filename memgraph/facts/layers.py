@@ -28,6 +28,8 @@ from memgraph.facts.steps import Step
 LEAST = 3
 # Operators that a body has at least, and times that what is left is searched.
 SMALLEST, ROUNDS = 12, 8
+# Classes that save less than this share of the operators together are not worth their calls.
+SHARE = 0.05
 # A layer may run its last operator more than once: up to so many times.
 OFTEN = (1, 2, 3, 4, 6, 8)
 # Cuttings whose layers are compared by what they read, the cheapest first.
@@ -139,7 +141,8 @@ class _Search:
         ends = [runs[often - 1 :: often] for runs in places.values() for often in OFTEN]
         found = [self.cut(left, some) for some in ends if len(some) >= self.least]
         most = max(found, key=lambda cutting: cutting.saved, default=_Cutting())
-        enough = max(most.saved - most.largest, most.saved // 2, SMALLEST)
+        worth = max(SMALLEST, int(SHARE * len(self.steps)))
+        enough = max(most.saved - most.largest, most.saved // 2, worth)
         cheapest = sorted((one for one in found if one.saved >= enough), key=lambda one: (one.cost, -one.saved))
         best: tuple[tuple[_Stretch, ...], list[tuple[_Stretch, ...]]] = ((), [])
         for cutting in cheapest[:TRIED]:
@@ -148,7 +151,7 @@ class _Search:
                 best = (cutting.stretches, classes)
             if _saved(classes) >= enough:  # in the classes as in the hashes
                 break
-        return best
+        return best if _saved(best[1]) >= worth else ((), [])
 
     def cut(self, left: Sequence[_Stretch], ends: Sequence[int]) -> _Cutting:
         """What is left, cut behind some places."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from memgraph.facts.layers import LEAST, SMALLEST, Layers, equal_layers
 from memgraph.facts.steps import Step, steps_of
 from tests.support.lanes import examples
-from tests.support.splits import capture_inductor
+from tests.support.splits import capture, capture_inductor
 
 KINDS = 40
 """Operators of random graphs; above are those that mark a layer."""
@@ -204,3 +204,10 @@ def test_thirty_thousand_operators_take_a_second():
     start = time.thread_time()
     assert equal_layers(steps).count >= 110
     assert time.thread_time() - start < 4  # 0.5 s alone
+
+
+def test_sizes_that_are_not_known_yet_are_no_constants_of_a_body():
+    split = capture(Stack([Layer() for _ in range(8)]), torch.randn(4, 8), dynamic=True)
+    steps = steps_of(split.forward)
+    assert any("sizes that are not known yet" in step.fixed for step in steps)
+    assert not equal_layers(steps).classes
