@@ -68,8 +68,9 @@ def give_to_bodies(nodes: list[Any]) -> None:
     """Let bodies write over what all of their calls read last: a buffer may then take the place of one of its caller's,
     as it might without the border. A body's inputs are otherwise never overwritten (`donate_nothing`).
 
-    Where the caller itself reuses buffers (`allow_buffer_reuse`), it takes a buffer that it gave to a body for dead, and
-    would write over what the body has returned in it: there only inputs of the caller, which it never reuses, are given.
+    Where the caller itself reuses buffers (`allow_buffer_reuse`), it takes a buffer that it gave to a body for dead,
+    and would write over what the body has returned in it: there only inputs of the caller, which it never reuses, are
+    given.
 
     nodes: of the graph that calls, before anything is fused; bodies are scheduled later.
     """
