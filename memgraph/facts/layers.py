@@ -107,18 +107,17 @@ class _Search:
     def __init__(self, steps: Sequence[Step], least: int) -> None:
         self.steps, self.least = steps, least
         self.hashes, self.powers = [0], [1]
-        self.fixed = [0]
         for step in steps:
             self.hashes.append((self.hashes[-1] * _BASE + step.does + 1) % _PRIME)
             self.powers.append(self.powers[-1] * _BASE % _PRIME)
-            self.fixed.append(self.fixed[-1] + bool(step.fixed))
         self.last_reader = _last_readers(steps)
         self.crossing = _crossing(steps)
 
     def run(self) -> Layers:
         classes: list[tuple[_Stretch, ...]] = []
         reasons: dict[_Stretch, str] = {}
-        left = [_Stretch(0, len(self.steps))]
+        fixed = self.fixed()
+        left = list(_without([_Stretch(0, len(self.steps))], sorted(fixed)))
         for _ in range(ROUNDS):
             stretches, found = self.best(left)
             if not found:
@@ -128,10 +127,20 @@ class _Search:
             left = list(_without(left, sorted(itertools.chain.from_iterable(found))))
         classes.sort()
         names = tuple(tuple(tuple(map(self._name, range(s.first, s.end))) for s in found) for found in classes)
-        return Layers(names, tuple(self.alone(left, reasons)), len(self.steps))
+        left = sorted([*left, *fixed])
+        return Layers(names, tuple(self.alone(left, reasons | fixed)), len(self.steps))
 
     def _name(self, place: int) -> str:
         return self.steps[place].name
+
+    def fixed(self) -> dict[_Stretch, str]:
+        """The stretches that can be in no body, and why: no layer goes on behind one."""
+        found: dict[_Stretch, str] = {}
+        for reason, run in itertools.groupby(range(len(self.steps)), key=lambda place: self.steps[place].fixed):
+            places = list(run)
+            if reason:
+                found[_Stretch(places[0], places[-1] + 1)] = f"{self._name(places[0])} {reason}"
+        return found
 
     def best(self, left: Sequence[_Stretch]) -> tuple[tuple[_Stretch, ...], list[tuple[_Stretch, ...]]]:
         """The stretches of the best cutting of what is left, and the classes among them; none where none pays."""
@@ -167,7 +176,7 @@ class _Search:
                 stretches.append(_Stretch(first, one.end))
         groups: defaultdict[tuple[int, int], list[_Stretch]] = defaultdict(list)
         for stretch in stretches:
-            if len(stretch) >= SMALLEST and self.fixed[stretch.first] == self.fixed[stretch.end]:
+            if len(stretch) >= SMALLEST:
                 groups[self._hash(stretch), len(stretch)].append(stretch)
         repeated = [group for group in groups.values() if len(group) >= self.least]
         cost = sum(CALL + self.crossing[one.end] for group in repeated for one in group)
@@ -189,7 +198,7 @@ class _Search:
         likely = Counter((self._hash(one), len(one)) for one in stretches)
         for one in stretches:
             often = likely[self._hash(one), len(one)] >= self.least and len(one) >= SMALLEST
-            if often and self.fixed[one.first] == self.fixed[one.end] and self.torn(one) is None:
+            if often and self.torn(one) is None:
                 groups[self.structure(one)].append(one)
         return [tuple(group) for group in groups.values() if len(group) >= self.least]
 
@@ -223,9 +232,6 @@ class _Search:
 
     def reason(self, one: _Stretch, model: _Stretch) -> str:
         """Why a stretch is not like a layer of a class."""
-        for place in range(one.first, one.end):
-            if self.steps[place].fixed:
-                return f"{self._name(place)} {self.steps[place].fixed}"
         if (torn := self.torn(one)) is not None:
             return f"{self._name(torn)} belongs to several values, of which others lie outside"
         if self._hash(one) == self._hash(model) and len(one) == len(model):

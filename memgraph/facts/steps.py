@@ -21,11 +21,14 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.costs import logical_bytes
-from memgraph.facts.operators import family, twice_is_wrong
+from memgraph.facts.operators import family, qualified_name, twice_is_wrong
 from memgraph.facts.views import view_base
 
 # A kernel may be compiled for addresses that are multiples of this many bytes.
 ALIGNMENT = 16
+TRANSFERS = frozenset(
+    f"memgraph::{name}" for name in ("offload_start", "offload_finish", "reload_start", "reload_finish")
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +151,9 @@ class _Reader:
     def _fixed(self, node: fx.Node, reads: Iterable[fx.Node]) -> str:
         if not all(map(_is_plain, (node.meta.get("val"), *(read.meta.get("val") for read in reads)))):
             return "has sizes that are not known yet"
-        if compat.has_side_effect(node.target):
+        if qualified_name(node.target) in TRANSFERS:
+            return "copies a value to another tier or back"
+        if compat.has_side_effect(node.target) and node.target is not compat.invoke_subgraph():
             return "has side effects"
         fixed = twice_is_wrong(node, self.repeatable)
         return str(fixed) if fixed else ""
