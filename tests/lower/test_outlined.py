@@ -57,8 +57,10 @@ def step(outline: bool, budget) -> tuple[list[torch.Tensor], memgraph.Report, in
     return found, report, peak_above_start(run, "cpu")
 
 
-def compared(budget) -> tuple[memgraph.Report, memgraph.Report]:
-    """The reports of a step without and with bodies, which compute the same and take what they are said to."""
+# With a share there is a caller that reuses buffers (the forward), and one whose bodies write over them (the backward).
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [None, 0.75])
+def test_a_step_is_the_same_and_its_peak_is_known(budget):
     plain, before, _ = step(False, budget)
     outlined, after, measured = step(True, budget)
     assert any(note.startswith("outlined") for note in after.notes)
@@ -67,10 +69,3 @@ def compared(budget) -> tuple[memgraph.Report, memgraph.Report]:
     assert after.source_of_peak == "inductor wrapper"
     assert abs(measured - after.above) <= 64
     assert after.above <= 1.01 * before.above
-    return before, after
-
-
-def test_a_step_is_the_same_and_its_peak_is_known():
-    unplanned, _ = compared(None)
-    # Now there is a caller that reuses buffers (the forward) and one whose bodies write over them (the backward).
-    compared(unplanned.level + int(0.75 * unplanned.above))

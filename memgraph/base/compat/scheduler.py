@@ -78,7 +78,7 @@ def give_to_bodies(nodes: list[Any]) -> None:
 
     calls: dict[int, list[Any]] = {}
     for node in nodes:
-        if isinstance(node.node, ir.InvokeSubgraph):
+        if isinstance(getattr(node, "node", None), ir.InvokeSubgraph):
             calls.setdefault(id(node.node.subgraph.graph), []).append(node)
     for of_one_body in calls.values():
         graph = of_one_body[0].node.subgraph.graph
