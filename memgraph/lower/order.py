@@ -32,12 +32,8 @@ class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
         self.planned, self.identity = planned, identity
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        if self.planned(compat.lowers_backward()):
-            self._tie(nodes)
-        compat.give_to_bodies(nodes)
-        return nodes
-
-    def _tie(self, nodes: list[Any]) -> None:
+        if not self.planned(compat.lowers_backward()):
+            return nodes
         operator = None
         between: list[Any] = []
         for node in nodes:
@@ -55,6 +51,7 @@ class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
             compat.run_after(node, reader)
         if nodes:
             compat.recompute_ancestors(nodes[0])
+        return nodes
 
     def uuid(self) -> str:
         """The partitioner's: whether a graph is planned follows from it."""

@@ -85,7 +85,6 @@ from memgraph.base.compat.profiler import (
     stop_allocations,
 )
 from memgraph.base.compat.scheduler import (
-    give_to_bodies,
     lowers_backward,
     overwriters,
     recompute_ancestors,
@@ -145,7 +144,6 @@ __all__ = [
     "foreach_by_default",
     "foreach_on",
     "gathered",
-    "give_to_bodies",
     "graph_break_reason",
     "graph_text",
     "has_side_effect",
