@@ -7,6 +7,7 @@ passes, in the order in which `memgraph.backend.rewriting` runs them; it verifie
 from memgraph.passes import (
     drop_logits,
     offload,
+    outline,
     partition,
     read_operands,
     recompute,
@@ -19,3 +20,4 @@ from memgraph.passes.graphs import Pass
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (drop_logits.drop_logits, slice_before_head.slice_before_head)
 JOINT: tuple[Pass, ...] = (read_operands.read_operands, tile.tile)
 SPLIT: tuple[Pass, ...] = (partition.partition, recompute.recompute, settle.settle, offload.offload)
+LOWERED: tuple[Pass, ...] = (outline.outline,)

@@ -4,6 +4,7 @@ stage             graphs                                      plan
 before autograd   Captured: Dynamo's graph and its inputs     LossPlan
 joint             Joint: forward and backward in one graph    TilePlan
 split             Split: the forward and the backward         planner.decisions.Plan
+lowered           Split                                       OutlinePlan
 
 A pass leaves the graphs that it is given as they are: where it changes something it rewrites a copy, and where it
 changes nothing it returns what it was given.
@@ -78,6 +79,14 @@ class TilePlan:
 
     tiles: tuple[tuple[TokenRegion, int], ...] = ()
     """Token regions, each with its number of shards."""
+
+
+@dataclass(frozen=True)
+class OutlinePlan:
+    """Which layers become bodies. For each class its layers, each as the names of its operators in order."""
+
+    forward: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    backward: tuple[tuple[tuple[str, ...], ...], ...] = ()
 
 
 Graphs = TypeVar("Graphs", Captured, Joint, Split)

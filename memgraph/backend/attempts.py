@@ -240,6 +240,8 @@ class Attempts:
 
     def _notes(self, planned: Planned) -> Iterator[str]:
         """What the report says of the figures."""
+        if note := planned.outlining.note():
+            yield note
         if planned.dropped:
             positions = list(self.job.purpose.dropped)
             yield f"outputs {positions} are not held until the backward: their caller drops them"

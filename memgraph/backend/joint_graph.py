@@ -14,6 +14,7 @@ from memgraph.backend.budget import Bound
 from memgraph.backend.cuts import Cut, Cuts
 from memgraph.backend.destinations import settings
 from memgraph.backend.options import Options
+from memgraph.backend.outlining import outlined
 from memgraph.backend.rewriting import check_split, rewrite
 from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
@@ -27,6 +28,7 @@ from memgraph.planner.course import Course, timeline
 from memgraph.planner.decisions import Plan, Refusal, Timeline
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals
 from memgraph.planner.offload import Tiers
+from memgraph.planner.outlining import Outlining
 from memgraph.planner.prices import price_fusion
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
@@ -72,6 +74,8 @@ class Planned:
     """Where values may go."""
     untiled: JointFacts | None = None
     """Facts of the graph without tiles; None where that is the graph as it was planned."""
+    outlining: Outlining = Outlining()
+    """Which layers became bodies."""
 
     @functools.cached_property
     def course(self) -> Course:
@@ -227,8 +231,10 @@ class Planning:
         plain, wanted, choice = self.chosen()
         while not self.cuts.holds(choice.variant.cut):
             choice = self.choose(plain, wanted)
-        split, plan = self.realise(choice)
-        return split, self.planned(choice, plan, plain, wanted)
+        split, plan, outlining = self.realise(choice)
+        planned = self.planned(choice, plan, plain, wanted)
+        refused = (*planned.refusals, *outlining.refusals)
+        return split, dataclasses.replace(planned, outlining=outlining, refusals=refused)
 
     def chosen(self) -> tuple[_Variant, int | None, Choice]:
         """The graph without tiles, the bytes above the baseline that are wanted, and the best choice."""
@@ -236,8 +242,11 @@ class Planning:
         wanted = self.bound.above_baseline(plain.planner.stock.peak)
         return plain, wanted, self.choose(plain, wanted)
 
-    def realise(self, choice: Choice) -> tuple[Split, Plan]:
-        """The two graphs of a choice, and its plan.  Raises VerifyError where a rewrite is not legal."""
+    def realise(self, choice: Choice) -> tuple[Split, Plan, Outlining]:
+        """The two graphs of a choice, its plan, and which layers became bodies.
+
+        Raises VerifyError where a rewrite is not legal.
+        """
         variant = choice.variant
         plan = make_plan(
             variant.facts,
@@ -253,7 +262,8 @@ class Planning:
         if plan.transfers:
             graph = hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
             split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph=graph))
-        return rewrite(split, passes.SPLIT, plan, check).graphs, plan
+        split, outlining = outlined(rewrite(split, passes.SPLIT, plan, check).graphs, self.options, check)
+        return split, plan, outlining
 
     def planned(self, choice: Choice, plan: Plan, plain: _Variant, wanted: int | None) -> Planned:
         """What the report needs to know."""

@@ -43,6 +43,12 @@ def largest_size(value: object) -> int | None:
     raise ValueError("allowed: None, or a number of entries from 2 on (int)")
 
 
+def outline(value: object) -> bool | str:
+    if isinstance(value, bool) or value == "auto":
+        return value
+    raise ValueError('allowed: "auto", True, False')
+
+
 def recompute(value: object) -> object:
     if isinstance(value, bool):
         return {} if value else None  # what RecomputeOptions | None is made of

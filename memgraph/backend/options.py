@@ -134,6 +134,10 @@ class Options(BaseModel):
     verify: StrictBool = True
     """Check the graph after every pass."""
 
+    outline: Annotated[bool | Literal["auto"], PlainValidator(values.outline)] = False
+    """Compile equal layers once and call what was compiled for each of them: True for all that are equal, `"auto"`
+    where that leaves much less to compile, False for none."""
+
     retain_graph: StrictBool = False
     """Plan for `backward(retain_graph=True)`: saved values outlive the backward and none is overwritten in it.
     Without it torch refuses such a backward, since saved values are given to Inductor to reuse."""

@@ -50,7 +50,7 @@ def build_report(
     if truth is not None:
         truth, buffers = held(truth, buffers, known_values)
         truth = timed(truth, planned.course, buffers)
-    if unplanned is None and planned.plain:
+    if unplanned is None and planned.plain and not planned.outlining.bodies:
         unplanned = truth
     source_of_unplanned_peak = Source.SWEEP if unplanned is None else Source.WRAPPER
     unplanned = planned.unplanned if unplanned is None else dataclasses.replace(unplanned, reuses=())

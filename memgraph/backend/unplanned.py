@@ -22,7 +22,7 @@ def unplanned_timeline(job: TrainingJob) -> Timeline | None:
 
     None where nothing is differentiated, or the wrapper cannot be read.
     """
-    plain = parse_options({"budget": None} | {name: getattr(job.options, name) for name in _ASKED})
+    plain = parse_options({"budget": None, "outline": False} | {name: getattr(job.options, name) for name in _ASKED})
     place = Record(job, Bound(), plain)
     kept = place.read(Unplanned)
     if kept is not None:

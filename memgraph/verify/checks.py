@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from memgraph.base import compat
-from memgraph.verify.operators import RNG_WRAPPERS, SYMBOLIC, describe, schema_of, target_name
+from memgraph.facts.tokens.region import STANDS_FOR
+from memgraph.verify.operators import CALLED, RNG_WRAPPERS, SYMBOLIC, describe, schema_of, target_name
 from memgraph.verify.terms import Term
 from memgraph.verify.walk import Numbered
 
@@ -132,9 +133,10 @@ def _propagate(node: fx.Node) -> Hashable:
 
 
 def bodies(where: str, module: fx.GraphModule) -> list[str]:
-    """Breaches: a body called through invoke_subgraph returns one of its inputs.
+    """Breaches: a body called through invoke_subgraph returns one of its inputs, or memory that it returns already.
 
-    torch 2.13 gets the gradients of such bodies wrong (docs/decisions/0008).
+    torch 2.13 gets the gradients of such bodies wrong (docs/decisions/0008). A body that stands for layers is checked
+    for its metadata as well, once, and each of its calls for what it gives and gets.
     """
     breaches: list[str] = []
     pending, done = [module], set()
@@ -146,13 +148,66 @@ def bodies(where: str, module: fx.GraphModule) -> list[str]:
                 continue
             done.add(id(body))
             pending.append(body)
-            if not any(target_name(user.target) == "invoke_subgraph" for user in node.users):
+            calls = [user for user in node.users if target_name(user.target) == "invoke_subgraph"]
+            if not calls:
                 continue
-            output = next(iter(body.graph.find_nodes(op="output")))
-            for value in output.all_input_nodes:
-                if value.op == "placeholder":
-                    breaches.append(f"the {where}'s body {node.target} returns its own input {value.name}")
+            breaches += _returned_by(where, node.target, body)
+            if not any(STANDS_FOR in call.meta for call in calls):  # tiles are run instead
+                breaches += _called(where, node.target, body, calls)
     return breaches
+
+
+def _returned_by(where: str, name: str, body: fx.GraphModule) -> list[str]:
+    """Breaches: what a body may not return."""
+    breaches = []
+    owners: dict[fx.Node, fx.Node] = {}
+    for value in body.graph.output_node().args[0]:
+        if not isinstance(value, fx.Node):
+            continue
+        owner = _owner(value)
+        if value.op == "placeholder":
+            breaches.append(f"the {where}'s body {name} returns its own input {value.name}")
+        elif owner in owners:
+            breaches.append(f"the {where}'s body {name} returns the memory of {owners[owner].name} again: {value.name}")
+        owners.setdefault(owner, value)
+    return breaches
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """The node whose memory a node of a body shows, by the schemas of its operators."""
+    while node.op == "call_function" and (views := schema_of(node.target).views):
+        position, name = views[0]
+        shown = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+        if not isinstance(shown, fx.Node):
+            return node
+        node = shown
+    return node
+
+
+def _called(where: str, name: str, body: fx.GraphModule, calls: Sequence[fx.Node]) -> list[str]:
+    """Breaches: metadata in a body, or a call that does not fit it."""
+    breaches = []
+    for node in body.graph.nodes:
+        if node.op == "call_function" and target_name(node.target) not in RNG_WRAPPERS:
+            breaches += _metadata_of(f"{where}'s body {name}", node, None)
+    taken = [signature(node.meta.get("val")) for node in body.graph.find_nodes(op="placeholder")]
+    given_back = [signature(getattr(value, "meta", {}).get("val")) for value in body.graph.output_node().args[0]]
+    for call in calls:
+        operands = call.args[CALLED["invoke_subgraph"] :]
+        given = [signature(operand.meta.get("val")) for operand in operands if isinstance(operand, fx.Node)]
+        if len(given) == len(operands) and not all(map(_fits, given, taken)):
+            breaches.append(f"the {where}'s {call.name} gives its body {name} other shapes than that takes")
+        if not all(map(_fits, map(signature, call.meta.get("val", ())), given_back)):
+            breaches.append(f"the {where}'s {call.name} is said to get other shapes than its body {name} returns")
+    return breaches
+
+
+def _fits(one: Hashable, other: Hashable) -> bool:
+    """Whether two signatures are the same, where both are known and neither has a symbol in it."""
+    known = all(isinstance(side, tuple) and len(side) == 4 for side in (one, other))
+    if not known or any(type(size) is not int for side in (one, other) for size in (*side[0], *side[1])):  # type: ignore[index]
+        return True
+    return one == other
 
 
 def copies(graph: Numbered) -> list[str]:

@@ -53,7 +53,7 @@ def loss_alone(x, y):
 
 
 def test_every_pass_is_listed():
-    listed = {pass_.__name__ for pass_ in (*passes.BEFORE_AUTOGRAD, *passes.JOINT, *passes.SPLIT)}
+    listed = {pass_.__name__ for pass_ in (*passes.BEFORE_AUTOGRAD, *passes.JOINT, *passes.SPLIT, *passes.LOWERED)}
     modules = [
         importlib.import_module(f"memgraph.passes.{info.name}") for info in pkgutil.iter_modules(passes.__path__)
     ]

@@ -173,5 +173,6 @@ def test_nested_regions_are_numbered_through():
     assert calls(split.joint, "invoke_subgraph")
     try:
         split.verify()
-    except VerifyError as error:  # torch's own bodies may return their inputs; nothing else may be wrong
-        assert all("returns its own input" in breach for breach in error.breaches)
+    except VerifyError as error:  # torch's own bodies may return inputs and memory twice; nothing else may be wrong
+        known = ("returns its own input", "returns the memory of")
+        assert all(any(what in breach for what in known) for breach in error.breaches)

@@ -44,7 +44,7 @@ from memgraph.base.compat.inductor import (
     lowering_settings,
     mode_options,
 )
-from memgraph.base.compat.lowerings import lower_shards, lower_transfers, write_to_memory
+from memgraph.base.compat.lowerings import WRITTEN, lower_shards, lower_transfers, write_to_memory
 from memgraph.base.compat.modules import compiled_form
 from memgraph.base.compat.operators import (
     C_LINEAR,
@@ -53,6 +53,7 @@ from memgraph.base.compat.operators import (
     inductor_pure_random,
     invoke_subgraph,
     is_tuned_when_run,
+    looks_up_seed,
     operator_names,
     triton_kernel,
     triton_kernels_of,
@@ -114,6 +115,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "StorageReference",
+    "WRITTEN",
     "tree_leaves",
     "tree_map",
     "allocation_event_type",
@@ -158,6 +160,7 @@ __all__ = [
     "is_tuned_when_run",
     "largest",
     "local",
+    "looks_up_seed",
     "lower_shards",
     "lower_transfers",
     "lowering_settings",

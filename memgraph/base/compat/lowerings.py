@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+# In a node's metadata: its value is written to memory, whatever reads it, with the strides that it has in the graph.
+WRITTEN = "inductor_realize_to_strides"
+
 
 def lower_transfers() -> None:
     """Teach Inductor about the operators that copy values to other tiers and back.
@@ -77,4 +80,4 @@ def lower_shards() -> None:
 
 def write_to_memory(node: Any) -> None:
     """Have Inductor write a node's value to memory, whatever reads it, with the strides that it has in the graph."""
-    node.meta["inductor_realize_to_strides"] = True
+    node.meta[WRITTEN] = True

@@ -16,6 +16,13 @@ def inductor_pure_random(target: Any) -> bool:
     return target in (inductor_prims.lookup_seed, inductor_prims.random, inductor_prims.randint)
 
 
+def looks_up_seed(target: Any) -> bool:
+    """Whether a target is Inductor's choice of one of a graph's seeds, by number."""
+    from torch._inductor import inductor_prims
+
+    return target is inductor_prims.lookup_seed
+
+
 def has_side_effect(target: Any) -> bool:
     """Whether FX was told to keep calls of `target` that nothing reads."""
     from torch.fx.node import _side_effectful_functions

@@ -1,0 +1,202 @@
+"""The operators of a graph as numbers that say which of them do the same, whatever they and their modules are called.
+
+Two operators do the same if their target, the plain data among their arguments, and the shapes, strides, types and
+devices of what they read and make are equal. What they read is told by place.
+
+Some nodes belong to no layer:
+
+- inputs, constants, bodies, and the seeds that Inductor looks up by number: a layer is given them;
+- values that are made of nothing (`full`, `iota`): whatever reads one makes it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from memgraph.base import compat
+from memgraph.facts.costs import logical_bytes
+from memgraph.facts.operators import family, qualified_name, twice_is_wrong
+from memgraph.facts.views import view_base
+
+# A kernel may be compiled for addresses that are multiples of this many bytes.
+ALIGNMENT = 16
+TRANSFERS = frozenset(
+    f"memgraph::{name}" for name in ("offload_start", "offload_finish", "reload_start", "reload_finish")
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One operator."""
+
+    name: str
+    does: int
+    """Equal for operators that do the same."""
+    reads: tuple[int, ...]
+    """By place among its arguments, what it reads: a step by its place in the order, anything else as -1 - its number
+    among the values that are given."""
+    returned: bool = False
+    """Whether the graph returns it."""
+    bytes: int = 0
+    """Of a value that is written to memory only where a kernel ends: 0 for all that is written in any case."""
+    shows: int = -1
+    """Of a view, the place of the step that it shows; -1 for what owns its memory, or shows what is given."""
+    several: bool = False
+    """Whether it makes several values at once, which only its parts can take out of a layer."""
+    part: bool = False
+    """Whether it is one of several values that are made at once: no border lies between these."""
+    fixed: str = ""
+    """Why it can be in no body; "" where it can."""
+    said: str = ""
+    """The operator and what it makes, for a reader."""
+
+
+def made_of_nothing(node: fx.Node) -> bool:
+    """Whether a node makes a value out of plain data alone, the same whenever it runs."""
+    return (
+        node.op == "call_function"
+        and not node.all_input_nodes
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and not twice_is_wrong(node)
+    )
+
+
+def is_given(node: fx.Node) -> bool:
+    """Whether a layer is given a node's value, or makes it again, wherever in the order the node stands."""
+    if node.op != "call_function":
+        return node.op in ("placeholder", "get_attr")
+    return compat.looks_up_seed(node.target) or made_of_nothing(node)
+
+
+def steps_of(gm: fx.GraphModule, repeatable: Iterable[str] = ()) -> tuple[Step, ...]:
+    """The operators of a graph that can belong to layers, in order.
+
+    repeatable: patterns of the operators that the user has declared to be so.
+    """
+    return _Reader(gm, tuple(repeatable)).steps()
+
+
+class _Reader:
+    """Reads one graph."""
+
+    def __init__(self, gm: fx.GraphModule, repeatable: tuple[str, ...]) -> None:
+        self.gm, self.repeatable = gm, repeatable
+        self.nodes = [node for node in gm.graph.nodes if node.op == "call_function" and not is_given(node)]
+        self.place = {node: n for n, node in enumerate(self.nodes)}
+        self.given: dict[fx.Node, int] = {}
+        self.numbers: dict[Hashable, int] = {}
+        self.looks: dict[fx.Node, Hashable] = {}
+
+    def steps(self) -> tuple[Step, ...]:
+        returned = set(self.gm.graph.output_node().all_input_nodes)
+        return tuple(self._step(node, node in returned) for node in self.nodes)
+
+    def _step(self, node: fx.Node, returned: bool) -> Step:
+        reads: list[fx.Node] = []
+        told = (self._frozen(node.args, reads), self._frozen(node.kwargs, reads))
+        written = bool(node.meta.get(compat.WRITTEN))
+        does = (node.target, told, tuple(map(self._look, reads)), self._look(node), written)
+        base = view_base(node)
+        return Step(
+            node.name,
+            self.numbers.setdefault(does, len(self.numbers)),
+            tuple(map(self._number, reads)),
+            returned,
+            0 if returned or written else _fused_bytes(node),
+            self.place.get(base, -1) if base is not node else -1,
+            isinstance(node.meta.get("val"), list | tuple),
+            node.target is operator.getitem,
+            self._fixed(node, reads),
+            f"{node.target} {_said(node.meta.get('val'))}",
+        )
+
+    def _number(self, read: fx.Node) -> int:
+        place = self.place.get(read)
+        return place if place is not None else -1 - self.given.setdefault(read, len(self.given))
+
+    def _look(self, node: fx.Node) -> Hashable:
+        if node not in self.looks:
+            self.looks[node] = self._made(node) if made_of_nothing(node) else look(node.meta.get("val"))
+        return self.looks[node]
+
+    def _made(self, node: fx.Node) -> Hashable:
+        nothing: list[fx.Node] = []
+        told = (self._frozen(node.args, nothing), self._frozen(node.kwargs, nothing))
+        return (node.target, told, look(node.meta.get("val")))
+
+    def _frozen(self, argument: Any, reads: list[fx.Node]) -> Hashable:
+        """An argument that can be compared. Nodes are added to `reads`; a body is told by its name."""
+        if isinstance(argument, fx.Node):
+            if self._is_body(argument):
+                return ("body", argument.target)
+            reads.append(argument)
+            return _READ
+        if isinstance(argument, list | tuple):
+            return ("list", *[self._frozen(item, reads) for item in argument])
+        if isinstance(argument, Mapping):
+            return ("dict", *[(key, self._frozen(item, reads)) for key, item in argument.items()])
+        if isinstance(argument, float | complex | slice) or getattr(argument, "__hash__", None) is None:
+            return (type(argument), repr(argument))
+        return (type(argument), argument)
+
+    def _is_body(self, node: fx.Node) -> bool:
+        return node.op == "get_attr" and isinstance(operator.attrgetter(node.target)(self.gm), fx.GraphModule)
+
+    def _fixed(self, node: fx.Node, reads: Iterable[fx.Node]) -> str:
+        if not all(map(_is_plain, (node.meta.get("val"), *(read.meta.get("val") for read in reads)))):
+            return "has sizes that are not known yet"
+        if qualified_name(node.target) in TRANSFERS:
+            return "copies a value to another tier or back"
+        if compat.has_side_effect(node.target) and node.target is not compat.invoke_subgraph():
+            return "has side effects"
+        fixed = twice_is_wrong(node, self.repeatable)
+        return str(fixed) if fixed else ""
+
+
+_READ = ("read",)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of known sizes, or a tuple of such."""
+    if isinstance(value, torch.Tensor):
+        known = all(type(size) is int for size in (*value.shape, *value.stride()))
+        return known and value.layout is torch.strided
+    return isinstance(value, list | tuple) and all(map(_is_plain, value))
+
+
+def look(value: Any) -> Hashable:
+    """How a value lies in memory: shape, strides, type, device, and how far its first entry is from an aligned one."""
+    if isinstance(value, torch.Tensor):
+        if not _is_plain(value):
+            return (str(value.shape), value.dtype, str(value.device))
+        off = value.storage_offset() * value.element_size() % ALIGNMENT
+        return (tuple(value.shape), value.stride(), value.dtype, str(value.device), off)
+    if isinstance(value, list | tuple):
+        return ("tuple", *map(look, value))
+    return (type(value).__name__, str(value))
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return ""
+
+
+def _fused_bytes(node: fx.Node, kind: Callable[[Any], str] = family) -> int:
+    """The bytes of a value that Inductor may never write to memory; 0 where a kernel of its own makes or reads it."""
+    if kind(node.target) != "pointwise":
+        return 0
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user.op != "call_function" or kind(user.target) == "extern":
+            return 0
+        if kind(user.target) == "view":
+            pending += user.users
+    return logical_bytes(node.meta.get("val"))

@@ -1,0 +1,70 @@
+"""Which equal layers become bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from memgraph.facts.layers import Layers
+from memgraph.planner.decisions import Refusal
+
+Asked = bool | Literal["auto"]
+
+# Of the operators of a forward and its backward, at least this share need not be compiled.
+WORTH = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlining:
+    """What becomes of the layers of one forward and its backward."""
+
+    forward: Layers = Layers()
+    """The layers that become bodies; none where they stay as they are."""
+    backward: Layers = Layers()
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def bodies(self) -> int:
+        """Bodies in both graphs."""
+        return len(self.forward.classes) + len(self.backward.classes)
+
+    def note(self) -> str:
+        """What became of the layers, for the report; "" where nothing was outlined."""
+        if not self.bodies:
+            return ""
+        sides = (("forward", self.forward), ("backward", self.backward))
+        said = (
+            f"{found.count} layers of the {side} are {len(found.classes)} "
+            f"{'body' if len(found.classes) == 1 else 'bodies'} ({found.left} of {found.operators} operators compiled)"
+            for side, found in sides
+            if found.classes
+        )
+        return "outlined: " + ", ".join(said)
+
+
+def decide(asked: Asked, forward: Layers, backward: Layers) -> Outlining:
+    """The layers that become bodies.
+
+    asked: True for all that are equal, "auto" where enough operators need not be compiled, False for none.
+    """
+    if asked is False:
+        return Outlining()
+    saved, operators = (
+        sum(side.operators - side.left for side in (forward, backward)),
+        forward.operators + backward.operators,
+    )
+    if asked is True and not saved:
+        return Outlining(refusals=(Refusal("outline", _why(forward, backward)),))
+    if not saved or (asked == "auto" and saved < WORTH * operators):
+        return Outlining()
+    refusals = tuple(
+        Refusal(f"outline:{side}", f"{alone.first} to {alone.last}, {alone.count} operators: {alone.reason}")
+        for side, found in (("forward", forward), ("backward", backward))
+        for alone in found.alone
+    )
+    return Outlining(forward, backward, refusals if asked is True else ())
+
+
+def _why(forward: Layers, backward: Layers) -> str:
+    alone = next(iter((*forward.alone, *backward.alone)), None)
+    return "no layers are equal" + (f": {alone.reason}" if alone else "")

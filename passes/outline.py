@@ -1,0 +1,185 @@
+"""Compile equal layers once: one body for each class of equal layers, called for each of them.
+
+    before:  h1 = mm(f(h0), W0);  h2 = mm(f(h1), W1);  h3 = mm(f(h2), W2);  ...      forward and backward alike
+
+    after:   h1 = layers_0(h0, W0);  h2 = layers_0(h1, W1);  h3 = layers_0(h2, W2);  ...
+    layers_0(h, W):  return mm(f(h), W)
+
+A body is given what its layer reads: values of other layers, parameters, seeds of random numbers, constants, saved
+values. It returns what others read of its layer, each once, and nothing that it was given: views of either are made by
+the caller (docs/decisions/0008). A value that is made of plain data alone is made again in the body.
+
+Left alone: layers that the plan does not name. Whether layers are equal is a fact (facts/layers.py), not checked here;
+the verifier finds out where they are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memgraph.base import compat
+from memgraph.facts.steps import made_of_nothing
+from memgraph.facts.views import is_view
+from memgraph.passes.graphs import OutlinePlan, Rewritten, Split
+from memgraph.passes.insert import provenance
+from memgraph.passes.tiles.stored import CalledGraph
+
+
+def outline(split: Split, plan: OutlinePlan) -> Rewritten[Split]:
+    """Replace the plan's layers by calls of bodies.  Raises KeyError where a graph does not hold a layer's operator."""
+    if not plan.forward and not plan.backward:
+        return Rewritten(split, modified=False)
+    forward = _outlined(split.forward, plan.forward) if plan.forward else split.forward
+    backward = _outlined(split.backward, plan.backward) if plan.backward else split.backward
+    return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """One layer of a graph."""
+
+    nodes: tuple[fx.Node, ...]
+    label: str
+    """The name of its body."""
+    name: str
+    """Of its call."""
+
+    def operands(self) -> list[fx.Node]:
+        """What the layer is given, in the order in which it is read first."""
+        inside = set(self.nodes)
+        read = dict.fromkeys(read for node in self.nodes for read in node.all_input_nodes)
+        return [node for node in read if node not in inside and not _is_body(node) and not made_of_nothing(node)]
+
+    def read_outside(self) -> list[fx.Node]:
+        """Its nodes that others read."""
+        inside = set(self.nodes)
+        return [node for node in self.nodes if any(user not in inside for user in node.users)]
+
+    def returned(self) -> list[fx.Node]:
+        """What its body returns: of the nodes that others read, those whose memory they show, if the layer makes it."""
+        inside = set(self.nodes)
+        found = (_source(node, inside) for node in self.read_outside())
+        return list(dict.fromkeys(node for node in found if node in inside))
+
+
+def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) -> fx.GraphModule:
+    """A graph with calls in place of the layers of some classes."""
+    nodes = {node.name: node for node in gm.graph.nodes}
+    root = torch.nn.Module()
+    for name, value in _attributes(gm).items():
+        _set(root, name, value)
+    ends: dict[fx.Node, _Layer] = {}
+    inside: set[fx.Node] = set()
+    for number, layers in enumerate(classes):
+        label = _free(gm, f"layers_{number}")
+        for place, names in enumerate(layers):
+            layer = _Layer(tuple(nodes[name] for name in names), label, f"{label}_call_{place}")
+            if place == 0:
+                root.add_module(label, _body(gm, layer))
+            ends[layer.nodes[-1]] = layer
+            inside.update(layer.nodes)
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        if node in ends:
+            _call(graph, ends[node], new)
+        elif node not in inside:
+            new[node] = graph.node_copy(node, new.__getitem__)
+    for node in reversed(graph.nodes):  # what only layers read, and makes again
+        if not node.users and (node.op == "get_attr" or made_of_nothing(node)):
+            graph.erase_node(node)
+    made = fx.GraphModule(root, graph)
+    made.meta = dict(gm.meta)
+    made.graph.lint()
+    return made
+
+
+def _body(gm: fx.GraphModule, layer: _Layer) -> fx.GraphModule:
+    """The graph of a layer."""
+    graph, root = fx.Graph(), torch.nn.Module()
+    new: dict[fx.Node, fx.Node] = {}
+    for place, node in enumerate(layer.operands()):
+        new[node] = graph.placeholder(f"given_{place}")
+        new[node].meta["val"] = node.meta["val"]
+    nested = False
+    for node in layer.nodes:
+        for read in node.all_input_nodes:
+            if read in new:
+                continue
+            new[read] = graph.node_copy(read)  # made of nothing, or a body
+            if _is_body(read):
+                _set(root, read.target, operator.attrgetter(read.target)(gm))
+                nested = True
+        new[node] = graph.node_copy(node, new.__getitem__)
+    graph.output(tuple(new[node] for node in layer.returned()))
+    return (CalledGraph if nested else fx.GraphModule)(root, graph)
+
+
+def _call(graph: fx.Graph, layer: _Layer, new: dict[fx.Node, fx.Node]) -> None:
+    """Insert the call of a layer's body, and what others read of its layer.  new: nodes by those of the old graph."""
+    returned = layer.returned()
+    place = provenance(layer.nodes[0])
+    reference = next(iter(graph.find_nodes(op="get_attr", target=layer.label)), None) or graph.get_attr(layer.label)
+    operands = [new[node] for node in layer.operands()]
+    call = graph.create_node(
+        "call_function", compat.invoke_subgraph(), (reference, layer.label, *operands), name=layer.name
+    )
+    call.meta = place | {"val": tuple(node.meta["val"] for node in returned)}
+    for number, node in enumerate(returned):
+        new[node] = graph.create_node("call_function", operator.getitem, (call, number), name=node.name)
+        new[node].meta = provenance(node) | {"val": node.meta["val"]}
+    for node in layer.read_outside():
+        _again(graph, node, new)
+
+
+def _again(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A view of a layer, made by the caller of its body."""
+    if node not in new:
+        for read in node.all_input_nodes:
+            _again(graph, read, new)
+        new[node] = graph.node_copy(node, new.__getitem__)
+    return new[node]
+
+
+def _source(node: fx.Node, inside: Iterable[fx.Node]) -> fx.Node:
+    """The node of a layer whose memory another shows, or what the layer is given, if it shows that."""
+    while node in inside and (is_view(node) or (node.target is operator.getitem and is_view(node.args[0]))):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_body(node: fx.Node) -> bool:
+    return node.op == "get_attr" and isinstance(
+        operator.attrgetter(node.target)(node.graph.owning_module), fx.GraphModule
+    )
+
+
+def _attributes(gm: fx.GraphModule) -> Mapping[str, Any]:
+    """What a graph takes of its module, by path."""
+    return {node.target: operator.attrgetter(node.target)(gm) for node in gm.graph.find_nodes(op="get_attr")}
+
+
+def _set(root: torch.nn.Module, path: str, value: Any) -> None:
+    """Have a module hold something under a path."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not hasattr(root, parent):
+            root.add_module(parent, torch.nn.Module())
+        root = getattr(root, parent)
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        root.register_buffer(name, value)
+    else:
+        setattr(root, name, value)
+
+
+def _free(gm: fx.GraphModule, name: str) -> str:
+    """A name that a module does not use yet."""
+    while hasattr(gm, name):
+        name += "_"
+    return name

@@ -1,0 +1,48 @@
+"""Which equal layers become bodies: what is asked for, and where it pays."""
+
+from __future__ import annotations
+
+import pytest
+
+from memgraph.facts.layers import Alone, Layers
+from memgraph.planner.outlining import WORTH, decide
+
+OTHER = Alone("embedding", "add_3", 20, "embedding is another operator")
+
+
+def layers(count: int, length: int, operators: int) -> Layers:
+    named = tuple(tuple(f"n{layer}_{place}" for place in range(length)) for layer in range(count))
+    return Layers((named,), (OTHER,), operators)
+
+
+MOST = layers(8, 20, 200)  # 140 of 200 need not be compiled
+FEW = layers(3, 12, 1000)
+
+
+def test_nothing_is_outlined_where_it_is_off():
+    assert decide(False, MOST, MOST).bodies == 0
+
+
+@pytest.mark.parametrize("asked, side, bodies", [("auto", MOST, 2), ("auto", FEW, 0), (True, FEW, 2), (True, MOST, 2)])
+def test_auto_asks_whether_it_pays(asked, side, bodies):
+    assert (side.operators - side.left >= WORTH * side.operators) == (side is MOST)
+    assert decide(asked, side, side).bodies == bodies
+
+
+def test_what_stays_outside_is_told_where_it_was_asked_for():
+    refusals = decide(True, MOST, Layers(operators=5)).refusals
+    assert [one.what for one in refusals] == ["outline:forward"]
+    assert "embedding to add_3, 20 operators: embedding is another operator" in refusals[0].reason
+    assert decide("auto", MOST, MOST).refusals == ()
+
+
+def test_no_equal_layers_are_refused_with_a_reason():
+    decided = decide(True, Layers(operators=9), Layers(operators=9))
+    assert decided.bodies == 0 and decided.note() == ""
+    assert [(one.what, one.reason) for one in decided.refusals] == [("outline", "no layers are equal")]
+
+
+def test_the_report_says_what_became_of_layers():
+    assert decide("auto", MOST, Layers(operators=9)).note() == (
+        "outlined: 8 layers of the forward are 1 body (60 of 200 operators compiled)"
+    )
