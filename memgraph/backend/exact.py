@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memgraph import simulator
 from memgraph.backend import memgraph as memgraph_backend
@@ -116,7 +115,7 @@ def exact(
         raise OptionsError(ELSEWHERE)
     parsed = parse_options(options)
     put_on_card()
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _on_card, (args, kwargs))
+    args, kwargs = compat.tree_map(_on_card, (args, kwargs))
     phases: list[Phase] = []
     full = ""
     try:
@@ -169,8 +168,9 @@ def put_on_card() -> None:
                     held[name] = moved.setdefault(id(tensor), _on_card(tensor))
 
 
-def _on_card(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_cuda:
+def _on_card(tensor: Any) -> Any:
+    """A tensor on the card, without its values; anything else as it is."""
+    if not isinstance(tensor, torch.Tensor) or tensor.is_cuda:
         return tensor
     found = torch.empty_like(tensor, device="cuda").requires_grad_(tensor.requires_grad)
     if isinstance(tensor, torch.nn.Parameter):
@@ -191,7 +191,7 @@ def _parameters() -> list[torch.nn.Parameter]:
 
 def _differentiate(found: Any) -> None:
     loss = getattr(found, "loss", None)
-    outputs = [loss] if isinstance(loss, torch.Tensor) else pytree.tree_leaves(found)
+    outputs = [loss] if isinstance(loss, torch.Tensor) else compat.tree_leaves(found)
     outputs = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
     if not outputs:
         raise MemgraphError("there is nothing to plan: nothing that the function returns requires a gradient")
