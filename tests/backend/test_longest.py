@@ -35,7 +35,11 @@ def brute_force(options, most):
 
 @pytest.mark.parametrize(
     "levers, start",
-    [({}, 3 * STEP), ({"recompute": False}, 12 * STEP), ({"tile": {"mlp": "auto"}}, 5 * STEP)],
+    [
+        ({}, 3 * STEP),
+        ({"recompute": False}, 12 * STEP),
+        pytest.param({"tile": {"mlp": "auto"}}, 5 * STEP, marks=pytest.mark.slow),
+    ],
     ids=["recompute", "nothing", "tiles"],
 )
 def test_as_if_every_size_was_planned(levers, start):

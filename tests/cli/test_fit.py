@@ -87,6 +87,7 @@ def test_it_fits_plainly(config):
     assert len(lines) <= 40 and max(map(len, lines)) <= 100
 
 
+@pytest.mark.slow
 def test_it_fits_with_a_plan_at_its_cost(config, tmp_path):
     asked = (config, "--sequence", 1024, "--dtype", "float32")
     plain = on_a_cpu(*asked, "--budget", "1GiB", "--json", tmp_path / "plain.json")
@@ -121,6 +122,7 @@ def test_what_is_nearest_does_fit(script):
         assert on_a_cpu(*asked, *sizes, "--budget", budget).exit_code == code, (batch, sequence, budget)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
 def test_host_memory_that_is_nearest_does_fit(tmp_path):
     file = tmp_path / "deep.json"
@@ -148,6 +150,7 @@ def test_the_longest(script):
         assert on_a_cpu(*asked, "--sequence", sequence).exit_code == code
 
 
+@pytest.mark.slow
 def test_adapters(config, tmp_path):
     pytest.importorskip("peft")
     file = tmp_path / "r.json"
@@ -164,6 +167,7 @@ def test_a_function_of_a_script(script):
         assert sizes in result.output and "bfloat16" in result.output
 
 
+@pytest.mark.slow
 def test_an_optimizer_whose_step_is_too_large_is_told(config):
     result = on_a_cpu(config, "--sequence", 8, "--budget", "1320KiB")
     assert result.exit_code == 3 and "the step of AdamW" in result.output

@@ -76,6 +76,7 @@ def test_layers_that_differ_in_a_few_values_are_one_row_with_all_their_bytes():
     assert "model.layers.0..1  x2 " in str(dataclasses.replace(example(), decisions=tuple(reasons)))
 
 
+@pytest.mark.slow
 def test_large_reports_stay_short():
     decisions = tuple(Decision(f"v{i}", MIB * (i + 1), Save(), f"m{i}", f"f.py:{i}", 0.0, FITS) for i in range(99))
     report = dataclasses.replace(example(), decisions=decisions)

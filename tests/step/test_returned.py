@@ -83,6 +83,7 @@ def training():
     gc.freeze()
 
 
+@pytest.mark.slow
 def test_the_next_plan_does_not_hold_what_is_dropped(training):
     step, reports = training
     losses = []
