@@ -23,7 +23,7 @@ from memgraph.base import compat
 from memgraph.base.errors import MemgraphError, OptionsError
 from memgraph.base.sizes import format_size
 from memgraph.machine import caching_allocator
-from memgraph.reporting.log import report as newest_report
+from memgraph.reporting.log import reports
 from memgraph.reporting.report import Report
 from memgraph.step.future_optimizer import Optimizer, maker
 
@@ -114,15 +114,17 @@ def exact(
     if not simulator.here():
         raise OptionsError(ELSEWHERE)
     parsed = parse_options(options)
-    put_on_card()
-    args, kwargs = compat.tree_map(_on_card, (args, kwargs))
+    before = reports()
     phases: list[Phase] = []
     full = ""
     try:
+        put_on_card()
+        args, kwargs = compat.tree_map(_on_card, (args, kwargs))
         _train(fn, args, kwargs, dict(options or {}), optimizer, phases)
     except torch.OutOfMemoryError as problem:
         full = str(problem).splitlines()[0]
-    report = newest_report() if phases else None
+    made = [report for report in reports() if not any(report is known for known in before)]
+    report = made[-1] if made else None
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     budget = report.budget if report is not None and parsed.budget == "auto" else parsed.budget
     budget = budget if isinstance(budget, int) else None
@@ -165,7 +167,9 @@ def put_on_card() -> None:
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is not None and not tensor.is_cuda:
-                    held[name] = moved.setdefault(id(tensor), _on_card(tensor))
+                    if id(tensor) not in moved:
+                        moved[id(tensor)] = _on_card(tensor)
+                    held[name] = moved[id(tensor)]
 
 
 def _on_card(tensor: Any) -> Any:

@@ -29,7 +29,7 @@ def on_card(hardware: str | None) -> typer.Exit:
     if not torch.backends.cuda.is_built():
         raise OptionsError(
             f"--exact runs torch's CUDA build, on a simulated card, and this is torch {torch.__version__}: "
-            "python -m venv exact && exact/bin/pip install torch===2.13.0 torch-memgraph[cli] (5 GB; no GPU is needed)"
+            'python -m venv exact && exact/bin/pip install torch===2.13.0 -e ".[cli]", in a clone (5 GB, and no GPU)'
         )
     chosen = simulator.card(hardware or CARD)
     return typer.Exit(simulator.run(["-m", "memgraph.cli.app", *sys.argv[1:]], chosen).returncode)

@@ -21,7 +21,7 @@ EXPAND = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 BLOCK = 512  # sizes are rounded up to it
 SMALL = MIB  # the largest tensor of a small segment, and the most that is left uncut of a large block
 # Of a step's peak: what its tensors may count as beyond `in_blocks`, since the cache holds blocks that others have
-# left, whose sizes are not known. Seen: 0.02 % (docs/decisions/0013-simulator.md).
+# left, whose sizes are not known. Seen: 0.01 % (docs/decisions/0013-simulator.md).
 OTHERS_BLOCKS = 1 / 2048
 _OWN_SEGMENT = 10 * MIB
 _STEPS = 4  # most settle in the second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from memgraph.facts.layers import Layers
+from memgraph.facts.layers import LEAST, SMALLEST, Layers
 from memgraph.planner.decisions import Refusal
 
 Asked = bool | Literal["auto"]
@@ -67,4 +67,5 @@ def decide(asked: Asked, forward: Layers, backward: Layers) -> Outlining:
 
 def _why(forward: Layers, backward: Layers) -> str:
     alone = next(iter((*forward.alone, *backward.alone)), None)
-    return "no layers are equal" + (f": {alone.reason}" if alone else "")
+    none = f"no {LEAST} stretches of at least {SMALLEST} operators are equal"
+    return none + (f": {alone.reason}" if alone else "")

@@ -39,7 +39,9 @@ def test_what_stays_outside_is_told_where_it_was_asked_for():
 def test_no_equal_layers_are_refused_with_a_reason():
     decided = decide(True, Layers(operators=9), Layers(operators=9))
     assert decided.bodies == 0 and decided.note() == ""
-    assert [(one.what, one.reason) for one in decided.refusals] == [("outline", "no layers are equal")]
+    assert [(one.what, one.reason) for one in decided.refusals] == [
+        ("outline", "no 3 stretches of at least 12 operators are equal")
+    ]
 
 
 def test_the_report_says_what_became_of_layers():

@@ -75,6 +75,17 @@ def test_a_full_card_is_said(made):
     assert not found.fits and "out of memory" in found.out_of_memory
 
 
+def test_a_model_that_is_larger_than_the_card_is_said(made):
+    """It ends before there is a plan: the report of another one is not shown for it."""
+    model, words = made
+    assert memgraph.plan(model, words, options={"budget": None, "cache": False}, exact=True).report is not None
+    with torch.device("meta"):
+        large = nn.Linear(2**20, 2**16)  # 256 GiB
+        x = torch.empty(1, 2**20)
+    found = memgraph.plan(large, x, options={"budget": None, "cache": False}, exact=True)
+    assert not found.fits and "out of memory" in found.out_of_memory and found.report is None
+
+
 def test_modules_are_put_on_the_card_and_stay_tied(made):
     model, _ = made
     put_on_card()
