@@ -49,12 +49,13 @@ demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
 test: $(DONE)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not examples" --durations=30
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder -m "not examples" --durations=30
 
 # One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
 test-fast: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
-		-m "not inductor and not slow" --hypothesis-profile=fast
+		--no-loadscope-reorder -m "not inductor and not slow" --hypothesis-profile=fast
 
 # What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator).
 test-simulated: $(CUDA_DONE)

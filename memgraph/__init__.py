@@ -27,18 +27,22 @@ from memgraph.base.errors import (
     MemgraphError,
     OffloadError,
     OptionsError,
+    PlanError,
     PlanWarning,
     RanksError,
     VerifyError,
 )
 from memgraph.machine.hardware import Hardware
+from memgraph.planner.step_plan import StepPlan as Plan
 from memgraph.reporting.log import report, reports
+from memgraph.reporting.plan_diff import diff
 from memgraph.reporting.report import Report
 from memgraph.reporting.step_report import StepReport
 from memgraph.step.run import measure_peak, step_report
 
 if TYPE_CHECKING:
     from memgraph.backend.dry import plan
+    from memgraph.backend.frontier import frontier
     from memgraph.backend.longest import longest
     from memgraph.runtime import statistics
 
@@ -48,11 +52,15 @@ __all__ = [
     "MemgraphError",
     "OffloadError",
     "OptionsError",
+    "Plan",
+    "PlanError",
     "PlanWarning",
     "RanksError",
     "Report",
     "StepReport",
     "VerifyError",
+    "diff",
+    "frontier",
     "longest",
     "measure_peak",
     "plan",
@@ -68,6 +76,10 @@ def __getattr__(name: str) -> Any:
         from memgraph.backend.dry import plan
 
         return plan
+    if name == "frontier":
+        from memgraph.backend.frontier import frontier
+
+        return frontier
     if name == "longest":
         from memgraph.backend.longest import longest
 

@@ -6,6 +6,7 @@ passes, in the order in which `memgraph.backend.rewriting` runs them; it verifie
 
 from memgraph.passes import (
     drop_logits,
+    masks,
     offload,
     outline,
     partition,
@@ -17,7 +18,11 @@ from memgraph.passes import (
 )
 from memgraph.passes.graphs import Pass
 
-BEFORE_AUTOGRAD: tuple[Pass, ...] = (drop_logits.drop_logits, slice_before_head.slice_before_head)
+BEFORE_AUTOGRAD: tuple[Pass, ...] = (
+    masks.masks,
+    drop_logits.drop_logits,
+    slice_before_head.slice_before_head,
+)
 JOINT: tuple[Pass, ...] = (read_operands.read_operands, tile.tile)
 SPLIT: tuple[Pass, ...] = (partition.partition, recompute.recompute, settle.settle, offload.offload)
 LOWERED: tuple[Pass, ...] = (outline.outline,)

@@ -16,11 +16,11 @@ from torch import fx
 
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
-from memgraph.passes.graphs import Captured, LossPlan, Rewritten
+from memgraph.passes.graphs import Captured, EarlyPlan, Rewritten
 from memgraph.planner.decisions import Refusal
 
 
-def drop_logits(captured: Captured, plan: LossPlan) -> Rewritten[Captured]:
+def drop_logits(captured: Captured, plan: EarlyPlan) -> Rewritten[Captured]:
     """Drop the logits where the plan asks for it; refused where there are none, or their sizes are symbolic."""
     if not plan.drop_logits:
         return Rewritten(captured, modified=False)

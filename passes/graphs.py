@@ -1,7 +1,7 @@
 """What a pass takes and gives: graphs of one stage of the compilation, a plan, and the graphs after it.
 
 stage             graphs                                      plan
-before autograd   Captured: Dynamo's graph and its inputs     LossPlan
+before autograd   Captured: Dynamo's graph and its inputs     EarlyPlan
 joint             Joint: forward and backward in one graph    TilePlan
 split             Split: the forward and the backward         planner.decisions.Plan
 lowered           Split                                       OutlinePlan
@@ -64,9 +64,11 @@ class Split:
 
 
 @dataclass(frozen=True)
-class LossPlan:
-    """What tiles need of Dynamo's graph."""
+class EarlyPlan:
+    """What is asked of Dynamo's graph."""
 
+    causal: tuple[str, ...] = ()
+    """Calls of attention whose mask is the causal one, by name: they are told so, and get no mask."""
     drop_logits: bool = False
     """The logits that the function returns beside its loss are not returned."""
     slice_before_head: bool = False

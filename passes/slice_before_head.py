@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.passes.graphs import Captured, LossPlan, Rewritten
+from memgraph.passes.graphs import Captured, EarlyPlan, Rewritten
 
 _HEADS = (torch.nn.functional.linear, compat.C_LINEAR)
 # Operators that a head and its loss have between them, entry by entry on one tensor: an upcast, soft-capping.
@@ -24,7 +24,7 @@ _METHODS = frozenset(("float", "double", "bfloat16", "half", "to", "type", "cont
 _FUNCTIONS = frozenset((operator.mul, operator.truediv, torch.tanh, torch.mul, torch.div))
 
 
-def slice_before_head(captured: Captured, plan: LossPlan) -> Rewritten[Captured]:
+def slice_before_head(captured: Captured, plan: EarlyPlan) -> Rewritten[Captured]:
     """Slice the hidden states instead of the logits, where the plan asks for it and there are such slices."""
     found = []
     if plan.slice_before_head:

@@ -25,6 +25,18 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 
 
+LONG = {"inductor": 30, "slow": 15}  # seconds of such a test, about; of any other 0.1
+
+
+@pytest.hookimpl(trylast=True)  # what is not asked for is gone
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest: two workers then end together. (xdist goes by numbers of tests.)"""
+    seconds = dict.fromkeys((item.path for item in items), 0.0)
+    for item in items:
+        seconds[item.path] += max((LONG.get(mark.name, 0.1) for mark in item.iter_markers()), default=0.1)
+    items.sort(key=lambda item: -seconds[item.path])
+
+
 def pytest_collection_finish():
     """Leave what torch and the tests' modules are made of to no garbage collection: a full one takes a second else."""
     gc.collect()

@@ -17,7 +17,8 @@ from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.inductor import Graph, Job, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
 from memgraph.backend.joint_graph import Planned
-from memgraph.backend.outcome import budget_error, build_report, found_again
+from memgraph.backend.keeping import with_plan
+from memgraph.backend.outcome import budget_error, build_report, found_again, with_least
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
 from memgraph.backend.tuning import tune
@@ -113,11 +114,12 @@ class Attempts:
             limit = self._limit(wanted, found.planned)
             if limit is None or found.above <= limit:
                 found = self._tuned(found, lowered)
+                found = dataclasses.replace(found, report=with_least(found.report, found.planned))
                 record(found.report)
                 accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
                 place.write(accepted)
                 return self._variant(found.compiled, accepted, found.report, lowered), found.tier_bytes
-            step = step.after(found, limit)
+            step = None if self.options.plan is not None else step.after(found, limit)
         raise self._error(wanted, tried, lowest)
 
     def _remembered(self, place: Record, wanted: Bound) -> tuple[Accepted | None, Lowest | None]:
@@ -215,6 +217,7 @@ class Attempts:
             refusals=job.refusals,
             origins=origins_of(lowered.graphs),
         )
+        report = with_plan(report, everything, self.options, job.hardware.name)
         needed = tier_bytes((each.plan for each in everything), job.tiers)
         above = max(report.above, _counted(report.timeline, job.device.type).peak)
         return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, above)
@@ -293,7 +296,8 @@ class Attempts:
         So it is for a residual addition behind a graph break, say. The user asked for a share of what a plan can save,
         and did not name a bound: the run goes on.
         """
-        if not isinstance(self.options.budget, float) or self.options.recompute is None:
+        options = self.options
+        if not isinstance(options.budget, float) or options.recompute is None or options.plan is not None:
             return False
         unplanned = tried[-1].planned.unplanned if self.unplanned is None else self.unplanned
         return min(attempt.above for attempt in tried) >= unplanned.peak

@@ -33,6 +33,7 @@ from memgraph.base.errors import (
     MemgraphError,
     OffloadError,
     OptionsError,
+    PlanError,
     PlanWarning,
     RanksError,
 )
@@ -47,7 +48,7 @@ from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
 
 # A run must not go on without what they speak of.
-LOUD = (OptionsError, BudgetError, OffloadError, RanksError)
+LOUD = (OptionsError, BudgetError, OffloadError, PlanError, RanksError)
 
 _logger = logging.getLogger(__name__)
 

@@ -17,11 +17,12 @@ from torch import fx
 from memgraph import passes
 from memgraph.backend.options import Options
 from memgraph.backend.rewriting import check_joint, rewrite
-from memgraph.backend.rules import apply_rules, protect
+from memgraph.backend.rules import apply_rules, offload_tags, protect
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
 from memgraph.facts.actions import Pin
 from memgraph.passes.graphs import Joint, Split, TilePlan
+from memgraph.planner.decisions import Refusal
 from memgraph.planner.tiles import Shards
 from memgraph.verify.rewrite import snapshot
 
@@ -38,6 +39,8 @@ class Cut:
     """By the names of nodes, what rules of the user and the graph itself decide."""
     shards: Shards = ()
     """By group of regions; 1 for one that is whole."""
+    refusals: tuple[Refusal, ...] = ()
+    """Tags of the user's checkpoint policy that cannot be followed."""
 
     @property
     def tiled(self) -> bool:
@@ -111,9 +114,10 @@ class Cuts:
     def _cut(self, joint: Joint, shards: Shards) -> Cut:
         options, module = self.options, joint.module
         before = snapshot(module) if options.verify else None
-        pins = protect(module) | apply_rules(module, options.rules, options.repeatable)
+        tagged, refused = offload_tags(module, options.offload, self.tiling.device)
+        pins = protect(module) | apply_rules(module, options.rules, options.repeatable) | tagged
         forward, backward = compat.stock_partition(module, self._joint_inputs, **self._stock_args)
-        return Cut(Split(joint, forward, backward), before, pins, shards)
+        return Cut(Split(joint, forward, backward), before, pins, shards, refused)
 
 
 def copied(joint: Joint) -> Joint:

@@ -18,8 +18,9 @@ from memgraph.backend.destinations import tiers
 from memgraph.backend.exact import exact as measured
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.joint_graph import Planned
+from memgraph.backend.keeping import with_plan
 from memgraph.backend.options import parse_options
-from memgraph.backend.outcome import budget_error, build_report
+from memgraph.backend.outcome import budget_error, build_report, with_least
 from memgraph.machine.hardware import Hardware
 from memgraph.reporting.report import Report
 from memgraph.step.future_optimizer import Optimizer
@@ -74,13 +75,14 @@ def _planned(step: Step) -> tuple[Report, Planned]:
     planned = partitioner.planned[-1]
     notes = (*found.notes, *nested_note(len(partitioner.planned)), *kernels)
     name = f"dry-{partitioner.uuid()[:16]}"
-    return dry_report(step, planned, name, None if bound.bytes is None else level + bound.bytes, notes), planned
+    report = dry_report(step, planned, name, None if bound.bytes is None else level + bound.bytes, notes)
+    return with_plan(report, partitioner.planned, options, hardware.name), planned
 
 
 def dry_report(step: Step, planned: Planned, key: str, budget: int | None, notes: tuple[str, ...]) -> Report:
     """The report of a plan that nobody has lowered.  budget: in bytes with the baseline; None for a share, or none."""
     told = () if step.optimizer is None or not step.optimizer.note else (step.optimizer.note,)
-    return build_report(
+    report = build_report(
         planned,
         step.options,
         None,
@@ -102,6 +104,7 @@ def dry_report(step: Step, planned: Planned, key: str, budget: int | None, notes
         calibrated=step.hardware.measured,
         refusals=step.refusals,
     )
+    return with_least(report, planned)
 
 
 __all__ = ["plan"]

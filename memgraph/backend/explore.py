@@ -69,7 +69,7 @@ class Explorer:
         options: by default those of the capture; they may differ in offload and budget.
         """
         with compat.reading_with(self._sizes(size)):
-            planning, _ = self._planning(size, options or self.step.options)
+            planning, _ = self.planning(size, options)
             _, wanted, choice = planning.chosen()
         assert wanted is not None  # a share of a peak that grows with the size bounds no size
         excess = 0 if choice.fits else max(1, choice.candidate.peak - wanted)
@@ -82,7 +82,7 @@ class Explorer:
         """
         options = options or self.step.options
         with compat.reading_with(self._sizes(size)):
-            planning, level = self._planning(size, options)
+            planning, level = self.planning(size, options)
             _, planned = planning.outcome()
         bound = planning.bound
         step = dataclasses.replace(self.step, options=options, baseline=level - self.step.to_come)
@@ -104,8 +104,9 @@ class Explorer:
             )
         return dict.fromkeys(self.symbols, size)
 
-    def _planning(self, size: int | None, options: Options) -> tuple[Planning, int]:
+    def planning(self, size: int | None, options: Options | None = None) -> tuple[Planning, int]:
         """How the step is planned, within `reading_with` its size; and the bytes that stand when it starts."""
+        options = options or self.step.options
         step, level = self.step, self.level()
         sizes = tuple(sorted(self._sizes(size).items()))
         bound = bound_of(options, budget_of(step.hardware, options), level, step.device)

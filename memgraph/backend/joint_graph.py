@@ -19,7 +19,8 @@ from memgraph.backend.rewriting import check_split, rewrite
 from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
-from memgraph.base.errors import Binding
+from memgraph.base.errors import Binding, PlanError
+from memgraph.facts.identity import Identity, read_identity
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
 from memgraph.passes.graphs import Split
@@ -31,6 +32,7 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.outlining import Outlining
 from memgraph.planner.prices import price_fusion
 from memgraph.planner.queues import Tier
+from memgraph.planner.replay import replayed
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, next_shards, starting_shards
 from memgraph.step.variants import Envelope, Offer
@@ -72,15 +74,31 @@ class Planned:
     """Tiers that had too little room for a better plan, with the bytes that it needed."""
     tiers: tuple[Tier, ...] = ()
     """Where values may go."""
+    planner: Planner | None = None
+    """Of the graph with its tiles."""
+    limit: int | None = None
+    """Bytes above the baseline that the plan was made for, by the sweep; None for no bound."""
     untiled: JointFacts | None = None
     """Facts of the graph without tiles; None where that is the graph as it was planned."""
     outlining: Outlining = Outlining()
     """Which layers became bodies."""
+    identity: Identity | None = None
+    """Which graph it is; None where nobody asks."""
 
     @functools.cached_property
     def course(self) -> Course:
         """When what is done in a step of the chosen plan."""
         return Course(self.facts, self.chosen, self.tiers)
+
+    def least(self) -> Least | None:
+        """What no plan of the graph with these tiles can beat, within what this plan was made for."""
+        if self.planner is None or self.limit is None:
+            return None
+        bounds = self.planner.bounds
+        under = bounds.under(max(self.limit, self.chosen.peak))
+        if under is None:
+            return None
+        return Least(self.seconds - self.chosen.seconds + under.seconds, under.price, bounds.smallest())
 
     @property
     def plain(self) -> bool:
@@ -96,6 +114,18 @@ class Planned:
             for event in live
             if (value := values.get(event.value)) is not None
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Least:
+    """What no plan of a graph can beat."""
+
+    seconds: float
+    """Time of a step, under the bound of the plan."""
+    price: float
+    """Seconds that one more byte of that bound would save at least, by the relaxation."""
+    peak: int
+    """Bytes above the baseline, by the sweep, whatever the bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +171,8 @@ class Planning:
     """Positions of the forward's outputs that the user drops before the backward begins."""
     known: dict[Shards, Planner] = dataclasses.field(default_factory=dict)
     """Planners of this graph with these sizes, without tiers, that earlier questions have made."""
+    given: Plan | None = None
+    """The plan that is used as it is; None where one is made."""
 
     def variant(self, cut: Cut) -> _Variant:
         """What is known of the graph so cut."""
@@ -165,7 +197,8 @@ class Planning:
         )
         facts = send_away(price_fusion(facts, self.hardware), options.rules)
         copies = options.recompute is None or options.recompute.copies
-        return Planner(facts, copies=copies, recompute=options.recompute is not None)
+        # Without recomputation nothing is planned: a plan that is given needs Inductor's own choice to compare with.
+        return Planner(facts, copies=copies, recompute=options.recompute is not None and self.given is None)
 
     def fitting(self, variant: _Variant, wanted: int | None) -> Candidate | None:
         """The fastest candidate of a variant under the bound; None where there is none, or none is asked for."""
@@ -192,7 +225,9 @@ class Planning:
         return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:
-        """The fastest plan that fits, with tiles or without; else the one with the lowest peak."""
+        """The fastest plan that fits, with tiles or without; else the one with the lowest peak. A given plan is it."""
+        if self.given is not None:
+            return self.as_given(self.given, plain)
         choices: list[Choice] = []
         shards: Shards | None = starting_shards(self.tiling.groups)
         while shards is not None and len(choices) < TILINGS:
@@ -205,6 +240,15 @@ class Planning:
         if fitting:
             return min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak))
         return min(choices, key=lambda choice: choice.candidate.peak)
+
+    def as_given(self, given: Plan, plain: _Variant) -> Choice:
+        """The choice that a given plan is.  Raises PlanError where it cannot be made of this graph."""
+        shards = self.tiling.shards_of(given.decisions)
+        variant = self.variant(self.cuts.of(shards)) if any(count > 1 for count in shards) else plain
+        if variant.cut.shards != shards:
+            refused = self.tiling.refusals[-1]
+            raise PlanError(f"the plan has tiles that this graph cannot have: {refused.what}: {refused.reason}")
+        return Choice(variant, replayed(given, variant.planner.candidates, self.tiers), fits=True)
 
     def more_shards(self, choice: Choice, wanted: int | None) -> Shards | None:
         """The shards to try next; None where no more are needed, or there are none."""
@@ -274,6 +318,7 @@ class Planning:
             *refusals(variant.facts, plan, self.options.rules, self.options.repeatable),
             *(full_refusal(tier, need) for tier, need in full),
             *offload_refusals(variant.planner, chosen, self.tiers),
+            *variant.cut.refusals,
             *self.tiling.refusals,
         )
         return Planned(
@@ -288,9 +333,11 @@ class Planning:
             unplanned=timeline(plain.facts, plain.planner.stock, Course(plain.facts, plain.planner.stock)),
             unplanned_seconds=plain.seconds,
             seconds=choice.seconds,
-            offers=self.offers(variant, chosen) if self.bound.offers else (),
+            offers=self.offers(variant, chosen) if self.bound.offers and self.given is None else (),
             full=full,
             tiers=self.tiers.tiers,
+            planner=variant.planner,
+            limit=None if wanted is None else wanted - self.bound.margin,
             untiled=None if plain is variant else plain.facts,
         )
 
@@ -314,10 +361,13 @@ def plan_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule, Planned]:
     """Split a joint graph under a bound; returns (forward, backward, what was planned).
 
-    joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal.
+    joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal,
+    and PlanError where the options give the plan of another graph.
     """
+    identity = read_identity(joint)  # before anything is rewritten
+    given = None if options.plan is None else options.plan.of(identity).plan
     cuts = Cuts.of_joint(joint, joint_inputs, options, hardware.device, stock_args)
     dropped = _dropped(bound, cuts.joint.num_fwd_outputs)
-    planning = Planning(cuts, cuts.tiling, options, hardware, bound, tiers, dropped)
+    planning = Planning(cuts, cuts.tiling, options, hardware, bound, tiers, dropped, given=given)
     split, planned = planning.outcome()
-    return split.forward, split.backward, planned
+    return split.forward, split.backward, dataclasses.replace(planned, identity=identity)

@@ -17,7 +17,7 @@ from memgraph.backend.inductor import Job
 from memgraph.backend.progress import Progress
 from memgraph.backend.training import Purpose
 from memgraph.base import compat
-from memgraph.base.errors import BudgetError, OffloadError, PlanWarning, RanksError
+from memgraph.base.errors import BudgetError, OffloadError, PlanError, PlanWarning, RanksError
 from memgraph.base.sizes import format_size
 from memgraph.machine import cuda_libraries
 from memgraph.step import run
@@ -165,7 +165,7 @@ class Launching:
         try:
             with compat.compiling_again(self.known):
                 return self.attempts(job, purpose).run()
-        except (BudgetError, OffloadError, RanksError):
+        except (BudgetError, OffloadError, PlanError, RanksError):
             raise
         except Exception as error:
             if self.job.options.strict:

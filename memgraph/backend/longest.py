@@ -74,6 +74,8 @@ def longest(
         raise OptionsError(f"no tensor among the arguments has a dimension {dim}")
     if isinstance(parsed.budget, float) or parsed.budget is None:
         raise OptionsError(f"budget {parsed.budget!r} bounds no size; allowed: bytes, or 'auto'")
+    if parsed.plan is not None:
+        raise OptionsError("option 'plan' is a plan of one size; allowed: leave it out, and each size is planned for")
     if step < 1:
         raise OptionsError(f"step {step} is none; allowed: 1 or more")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from memgraph.base import compat
 from memgraph.base.sizes import ALLOWED as SIZES
 from memgraph.base.sizes import parse_size
 from memgraph.facts.actions import SPELLINGS, Rule, parse_action
+from memgraph.planner.step_plan import StepPlan
 
 ACTIONS_LISTED = (*SPELLINGS, "tile:16")
 # What memgraph sets in Inductor's configuration itself.
@@ -41,6 +43,15 @@ def largest_size(value: object) -> int | None:
     if value is None or isinstance(value, int) and not isinstance(value, bool) and value > 1:
         return value
     raise ValueError("allowed: None, or a number of entries from 2 on (int)")
+
+
+def plan(value: object) -> StepPlan | None:
+    """The plan in a file.  Raises PlanError, a ValueError, where the file has none."""
+    if value is None or isinstance(value, StepPlan):
+        return value
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return StepPlan.load(value)
+    raise ValueError('allowed: None, or a file that `report.plan.save("plan.json")` wrote')
 
 
 def outline(value: object) -> bool | str:
@@ -116,6 +127,12 @@ def shards(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
         return value
     raise ValueError('allowed: "auto", False, or a number of shards from 2 on')
+
+
+def attention(value: object) -> str | bool:
+    if value is False or value == "auto":
+        return value
+    raise ValueError('allowed: "auto", False')
 
 
 def rules(value: object) -> tuple[Rule, ...]:

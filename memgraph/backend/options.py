@@ -20,8 +20,9 @@ from pydantic import (
 )
 
 from memgraph.backend import option_values as values
-from memgraph.base.errors import OptionsError
+from memgraph.base.errors import OptionsError, PlanError
 from memgraph.facts.actions import Offload, Rule
+from memgraph.planner.step_plan import StepPlan
 
 
 class RecomputeOptions(BaseModel):
@@ -87,6 +88,10 @@ class TileOptions(BaseModel):
     loss: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
     """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
 
+    attention: Annotated[str | bool, PlainValidator(values.attention)] = "auto"
+    """Masks of attention, which are as large as the sequence squared: `"auto"` to make none where it says no more than
+    that attention is causal, False to leave attention as it is."""
+
     accumulate: Literal["float32"] = "float32"
     """What gradients of weights are summed over shards in; float64 stays what it is."""
 
@@ -122,6 +127,12 @@ class Options(BaseModel):
 
     tile: Annotated[TileOptions | None, BeforeValidator(values.tile)] = None
     """The lever that runs a region one shard of its tokens at a time; None (given as False) where only rules use it."""
+
+    plan: Annotated[
+        StepPlan | None, PlainValidator(values.plan), PlainSerializer(lambda plan: plan and plan.digest)
+    ] = None
+    """A file with the plan that is used as it is, and nothing is planned; None where a plan is made. In keys it stands
+    with its content, wherever the file lies."""
 
     rules: Annotated[tuple[Rule, ...], PlainValidator(values.rules), PlainSerializer(values.spelt)] = ()
     """What the planner may not change, in the order given."""
@@ -170,6 +181,17 @@ class Options(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _tiers_of_the_plan(self) -> Options:
+        given = {"host": '{"host": True}', "nvme": '{"nvme": "/scratch"}'}
+        for tier in sorted(self.plan.tiers if self.plan else ()):
+            if not (self.offload and getattr(self.offload, tier)):
+                raise ValueError(
+                    f"option 'plan': the plan sends values to the {tier} tier, and there is none; allowed with option "
+                    f"'offload' such as {given[tier]}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _checksums_or_gpudirect(self) -> Options:
         if self.offload and self.offload.verify and self.offload.nvme and self.offload.nvme.gpudirect is True:
             raise ValueError(
@@ -209,11 +231,62 @@ def parse_options(options: Mapping[str, Any] | None) -> Options:
     """
     if options is not None and not isinstance(options, Mapping):
         raise OptionsError(f"options={reprlib.repr(options)} is refused; allowed: a dict, or None")
+    given = dict(options or {})
     try:
-        return Options.model_validate(dict(options or {}))
+        if given.get("plan") is not None:
+            given = _under_a_plan(given)
+        return Options.model_validate(given)
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors(include_url=False)]
+    except PlanError as error:
+        problems = [f"option 'plan': {error}"]
     raise OptionsError("\n".join(dict.fromkeys(problems)))  # once each: a union refuses once for each member
+
+
+# What a plan was made under: it decides which graphs there are, and what may be done to them.
+OF_A_PLAN = ("recompute", "tile", "rules", "repeatable", "outline", "retain_graph")
+
+
+def of_a_plan(options: Options) -> dict[str, Any]:
+    """The options that belong to a plan, as `parse_options` takes them; a scratch folder is this machine's own."""
+    told: dict[str, Any] = {}
+    for name in OF_A_PLAN:
+        value = getattr(options, name)
+        told[name] = value.model_dump() if isinstance(value, BaseModel) else value
+    told["recompute"], told["tile"] = told["recompute"] or False, told["tile"] or False
+    told["rules"], told["repeatable"] = dict(values.spelt(options.rules)), list(options.repeatable)
+    if options.offload is not None:
+        told["offload"] = options.offload.model_dump(exclude={"nvme"})
+    return told
+
+
+def _under_a_plan(given: dict[str, Any]) -> dict[str, Any]:
+    """The options with those that the plan was made under, and no budget unless one is given.
+
+    Raises PlanError for a file that has no plan, OptionsError for an option that is another than the plan's, and
+    ValidationError.
+    """
+    try:
+        plan = values.plan(given["plan"])
+    except PlanError:
+        raise
+    except ValueError as problem:
+        raise OptionsError(f"option 'plan' cannot be {reprlib.repr(given['plan'])}: {problem}") from None
+    assert plan is not None
+    made_under: dict[str, Any] = json.loads(plan.options)
+    if unknown := made_under.keys() - {*OF_A_PLAN, "offload"}:
+        raise PlanError(f"it is damaged: it was made with the options {values.listed(sorted(unknown))}")
+    tiers = {name: value for name, value in (made_under | given).items() if name == "offload"}  # rules speak of them
+    theirs = Options.model_validate(made_under | tiers)
+    ours = Options.model_validate(given | tiers | {"plan": None})
+    for name in given.keys() & OF_A_PLAN:
+        if getattr(ours, name) != getattr(theirs, name):
+            spelt = reprlib.repr(made_under.get(name))
+            raise OptionsError(
+                f"option {name!r} cannot be {reprlib.repr(given[name])} with option 'plan': the plan was made with "
+                f"{spelt}, and is used as it is; allowed: leave it out"
+            )
+    return {"budget": None} | made_under | given | {"plan": plan}
 
 
 def _explain(problem: Mapping[str, Any]) -> str:

@@ -84,6 +84,16 @@ def build_report(
     )
 
 
+def with_least(report: Report, planned: Planned) -> Report:
+    """The report with what no plan can beat."""
+    least = planned.least()
+    if least is None:
+        return report
+    return dataclasses.replace(
+        report, least_time=least.seconds, byte_price=least.price, least_peak=report.level + least.peak
+    )
+
+
 def _described(planned: Planned, unplanned: Timeline, buffers: Mapping[str, str]) -> tuple[Described, ...]:
     """What is known of all values that a report names.  buffers: values, by Inductor's buffer."""
     swept = timeline(planned.facts, planned.chosen)
@@ -170,6 +180,7 @@ def budget_error(
         full=(_full_tier(tier, need, options) for tier, need in planned.full),
         estimated=estimated,
         unfinished=unfinished,
+        given=options.plan is not None,
     )
 
 

@@ -18,6 +18,7 @@ from memgraph.base.errors import VerifyError
 from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Split, TilePlan
 from memgraph.planner.decisions import Refusal
 from memgraph.verify.checks import structure
+from memgraph.verify.masks import verify_masks
 from memgraph.verify.rewrite import verify_graph, verify_partition
 from memgraph.verify.tiles import verify_tiles
 
@@ -61,9 +62,13 @@ def printed(gm: fx.GraphModule) -> str:
 
 
 def check_captured(before: Captured, after: Captured, pass_name: str) -> None:
-    """Holds a Dynamo graph to what any graph must be. What it computes is meant to change here."""
+    """Holds a Dynamo graph to what any graph must be, and attention that lost its mask to what it was.
+
+    What else it computes is meant to change here. Raises MaskError for a mask that cannot be tried.
+    """
     if breaches := structure("graph", after.module):
         raise VerifyError(pass_name, breaches)
+    verify_masks(before.module, after.module)
 
 
 def check_joint(before: Joint, after: Joint, pass_name: str) -> None:

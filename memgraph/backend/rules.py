@@ -15,11 +15,13 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
+from memgraph.backend.options import OffloadOptions
 from memgraph.base import compat
-from memgraph.facts.actions import GraphItself, Offload, Pin, Recompute, Rule, Save
+from memgraph.facts.actions import CheckpointTag, GraphItself, Offload, Pin, Recompute, Rule, Save
 from memgraph.facts.joint import JointFacts, overwritten_inputs
 from memgraph.facts.operators import draws, short_name, twice_is_wrong
 from memgraph.facts.regions import matched, module_path, parents
+from memgraph.planner.decisions import Refusal
 
 
 def protect(joint: fx.GraphModule) -> dict[str, Pin]:
@@ -64,6 +66,39 @@ def apply_rules(joint: fx.GraphModule, rules: tuple[Rule, ...], repeatable: tupl
         node.meta["recompute"] = compat.must_save() if saved else compat.must_recompute()
         node.meta["ac_graph_id"] = regions.setdefault(match.module, len(regions) + 1)
     return pins
+
+
+def offload_tags(
+    joint: fx.GraphModule, offload: OffloadOptions | None, device: str
+) -> tuple[dict[str, Pin], tuple[Refusal, ...]]:
+    """The pins of values that the user's checkpoint policy sends to the host, and what of that cannot be.
+
+    MUST_CPU_OFFLOAD goes wherever the options give host memory; PREFER_CPU_OFFLOAD where that is another memory than
+    the device's. Such a value is tagged as saved, which Inductor's partitioner obeys: it knows nothing of offload. A
+    value that cannot go is left to the planner, as PREFER_SAVE is.
+    """
+    pins: dict[str, Pin] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
+    for node in joint.graph.nodes:
+        tag = getattr(node.meta.get("recompute"), "name", "")
+        if not tag.endswith("_CPU_OFFLOAD") or node.op != "call_function":
+            continue
+        if offload is None or not offload.host:
+            reason = "there is no host tier: option 'offload' gives no host memory"
+            refused.setdefault((tag, reason), []).append(node.name)
+        elif device == "cpu" and tag.startswith("PREFER"):
+            reason = "the CPU's own memory is where the values are already: only rules and MUST send values there"
+            refused.setdefault((tag, reason), []).append(node.name)
+        else:
+            node.meta["recompute"] = compat.must_save()
+            pins[node.name] = Pin(Offload("host"), CheckpointTag())
+    told = (Refusal(_tagged(tag, names), reason) for (tag, reason), names in refused.items())
+    return pins, tuple(told)
+
+
+def _tagged(tag: str, names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{tag} of {names[0]}{more} ({CheckpointTag()})"
 
 
 def send_away(facts: JointFacts, rules: tuple[Rule, ...]) -> JointFacts:

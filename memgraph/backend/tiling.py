@@ -13,6 +13,7 @@ from memgraph.backend.options import Options
 from memgraph.backend.rewriting import check_tiles, rewrite
 from memgraph.backend.rules import first_match
 from memgraph.base import compat
+from memgraph.base.errors import PlanError
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
@@ -110,6 +111,25 @@ class Tiling:
     def decisions(self, shards: Shards) -> tuple[Decision, ...]:
         """What is decided about each region of a graph that has so many shards of each group."""
         return tuple(self._decision(region, count, group) for region, count, group in self._tiles(shards))
+
+    def shards_of(self, decisions: Sequence[Decision]) -> Shards:
+        """The shards of each group by decisions that were made for this graph.
+
+        Raises PlanError where they are for other regions than it has.
+        """
+        wanted = {d.name: d.action.shards or 1 for d in decisions if isinstance(d.action, Tile)}
+        found = []
+        for group in self.groups:
+            counts = {wanted.pop(self.regions[i].outputs[0], 1) for i in group.regions}
+            if len(counts) > 1:
+                raise PlanError(
+                    f"the plan has tiles in some of the regions like {group.module}, and not in all of them"
+                )
+            found.append(counts.pop())
+        if wanted:
+            module = next(d.module for d in decisions if d.name in wanted)
+            raise PlanError(f"the plan runs {module or 'a region'} in shards, and this graph has no such region")
+        return tuple(found)
 
     def _tiles(self, shards: Shards) -> list[tuple[TokenRegion, int, Group]]:
         """The regions that run in shards, with how many, and their groups."""

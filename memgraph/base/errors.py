@@ -28,6 +28,13 @@ class GraphError(MemgraphError, ValueError):
     """A graph that memgraph cannot plan, though nothing is wrong with it."""
 
 
+class PlanError(MemgraphError, ValueError):
+    """A plan that was kept cannot be used: its file is none, or it is the plan of another graph than the one at hand.
+
+    Its message names the first difference.
+    """
+
+
 class RanksError(MemgraphError, RuntimeError):
     """Processes that run one graph with collectives in it do not come to the same plan; none of them may run it.
 
@@ -128,6 +135,7 @@ class BudgetError(MemgraphError, RuntimeError):
         full: tiers that lack the room for values that would have gone there.
         estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
         unfinished: other graphs of the same step are to come, which may need more than the minimum.
+        given: the plan was given, and not made for this budget: the minimum is what it needs, another may need less.
     """
 
     def __init__(
@@ -147,6 +155,7 @@ class BudgetError(MemgraphError, RuntimeError):
         full: Iterable[FullTier] = (),
         estimated: bool = False,
         unfinished: bool = False,
+        given: bool = False,
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
@@ -154,7 +163,7 @@ class BudgetError(MemgraphError, RuntimeError):
         self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
         self.states, self.others, self.to_come = states, others, to_come
-        self.grown, self.unfinished = tuple(grown), unfinished
+        self.grown, self.unfinished, self.given = tuple(grown), unfinished, given
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -185,7 +194,10 @@ class BudgetError(MemgraphError, RuntimeError):
         elif self.budget is not None and self.baseline is not None and self._outside_the_step() >= self.budget:
             why = ": so much is allocated or held back before the step starts"
         about = "about " if self.estimated else "at least " if self.unfinished else ""
-        yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
+        if self.given:
+            yield f"{asked} is not kept by the plan that option 'plan' gives: that needs {about}{_exact(self.minimum)}."
+        else:
+            yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
         if self.unfinished:
             yield "Other graphs of this step are to come, which nobody has seen yet: they may need more."
         if self.estimated:
@@ -216,7 +228,7 @@ class BudgetError(MemgraphError, RuntimeError):
 
     def _facts(self) -> dict[str, Any]:
         names = "minimum binding budget refusals unused baseline states others to_come grown reserve full"
-        return {name: getattr(self, name) for name in (*names.split(), "estimated", "unfinished")}
+        return {name: getattr(self, name) for name in (*names.split(), "estimated", "unfinished", "given")}
 
 
 class VerifyError(MemgraphError, AssertionError):

@@ -1,4 +1,4 @@
-"""`memgraph fit | plan | reports | report | demo | calibrate | doctor | bench`: what a user does at a terminal.
+"""`memgraph fit | plan | reports | report | diff | demo | calibrate | doctor | bench`: what a user does at a terminal.
 
 Exit codes: 0 done, or it fits; 1 something else is missing or fails; 2 a wrong option; 3 the budget cannot be reached,
 or it does not fit.
@@ -22,7 +22,7 @@ from memgraph.cli.exact import Exactly, on_card, show_exact
 from memgraph.cli.fit import FIT_HELP, fit
 from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
 from memgraph.cli.outputs import show as show_report
-from memgraph.cli.stored import REPORT_HELP, report, reports
+from memgraph.cli.stored import DIFF_HELP, REPORT_HELP, diff, report, reports
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
 from memgraph.cli.terminal import (
     console,
@@ -50,6 +50,7 @@ app = typer.Typer(
 app.command(help=FIT_HELP)(fit)
 app.command()(reports)
 app.command(help=REPORT_HELP)(report)
+app.command(help=DIFF_HELP)(diff)
 
 
 @app.command()
@@ -79,6 +80,17 @@ def _file_of_the_repository(name: str) -> Path:
     return file
 
 
+LongestSize = Annotated[
+    bool, typer.Option("--longest", help="plan for the largest size of --dim that the budget has room for")
+]
+OptimizerName = Annotated[
+    str | None, typer.Option(help='of torch.optim, whose state is counted: adamw, "adamw(fused=True)"')
+]
+Curve = Annotated[
+    bool, typer.Option("--frontier", help="plan for a dozen budgets, whatever --budget says: time against memory")
+]
+
+
 @app.command(help=f"Plan a step without running or compiling anything.\n\n{TARGET_HELP}")
 def plan(
     target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False)],
@@ -106,14 +118,11 @@ def plan(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
     ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help='of torch.optim, whose state is counted: adamw, "adamw(fused=True)"')
-    ] = None,
-    longest: Annotated[
-        bool, typer.Option("--longest", help="plan for the largest size of --dim that the budget has room for")
-    ] = False,
+    optimizer: OptimizerName = None,
+    longest: LongestSize = False,
     dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
     step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,
+    frontier: Curve = False,
     exact: Exactly = False,
     json: Json = None,
     html: Html = None,
@@ -133,11 +142,14 @@ def plan(
         }
         options = {"budget": parse_budget(budget), "reserve": reserve} | _given(named, option)
         outputs.check()
+        if frontier and (longest or exact or html or trace):
+            raise OptionsError("--frontier stands alone, and writes --json and --plot; allowed: one question at a time")
         told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
         with own_words(target):
             if exact:
                 raise _exact(target, told | {"dim": dim, "step": step}, longest, outputs)
-            found = _longest(target, told | {"dim": dim, "step": step}) if longest else _plan(target, told)
+            ask = _frontier if frontier else _longest if longest else _plan
+            found = ask(target, told | {"dim": dim, "step": step} if longest else told)
     show_report(found, details)
     outputs.write(found)
 
@@ -147,6 +159,13 @@ def _plan(target: str, told: dict[str, Any]) -> Any:
 
     fn, args = load_step(target)
     return plan_step(fn, *args, **told)
+
+
+def _frontier(target: str, told: dict[str, Any]) -> Any:
+    from memgraph.backend.frontier import frontier as frontier_of_step
+
+    fn, args = load_step(target)
+    return frontier_of_step(fn, *args, **told)
 
 
 def _longest(target: str, told: dict[str, Any]) -> Any:

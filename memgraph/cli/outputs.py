@@ -49,8 +49,9 @@ class Outputs:
     def write(self, report: Any) -> None:
         """Write a report. Raises typer.Exit where that fails, or where there is no such file of this kind of report."""
         for name, file in self._asked():
-            if name != "json" and not hasattr(report, name):
-                raise fail(f"a report of a step has no --{name}; allowed: --json, --html", 2)
+            if not hasattr(report, "to_json" if name == "json" else name):
+                allowed = ", ".join(f"--{kind}" for kind in ("html", "plot", "trace") if hasattr(report, kind))
+                raise fail(f"there is no --{name} here; allowed: --json, {allowed}", 2)
             try:
                 if name == "json":
                     file.write_text(report.to_json(), encoding="utf-8")

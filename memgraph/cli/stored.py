@@ -54,12 +54,64 @@ def report(
     plot: Plot = None,
     trace: Trace = None,
     details: Details = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="MODULE", help="why the values of a module, or one value, are where they are")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="write the plan here, for the option `plan`")] = None,
 ) -> None:
     outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
     outputs.check()
     found = _from_file(Path(key)) if key.endswith(".json") or Path(key).is_file() else _from_store(key)
-    show_report(found, details)
+    if explain is None:
+        show_report(found, details)
+    else:
+        show_report(_explained(found, explain), details=False)
     outputs.write(found)
+    if plan is not None:
+        _save(found, plan)
+
+
+def _explained(found: Any, what: str) -> Any:
+    """What a report says of a module; of a step, the first of its graphs that has it."""
+    problem: Exception | None = None
+    for part in getattr(found, "parts", (found,)):
+        try:
+            return part.explain(what)
+        except LookupError as error:
+            problem = error
+    raise fail(str(problem) if problem else "the report has no graph of which something is known", 2)
+
+
+def _save(found: Any, file: Path) -> None:
+    if found.plan is None:
+        raise fail("the report has no plan: it is of a graph that runs without one, or of an earlier version", 2)
+    try:
+        found.plan.save(file)
+    except OSError as problem:
+        raise fail(f"the plan could not be written: {problem}") from problem
+
+
+DIFF_HELP = """
+Compare two plan files on one screen: which decisions differ, what each plan takes, and how long a step is.
+
+FIRST, SECOND: what `report.plan.save` or `memgraph report KEY --plan` wrote.
+
+Exit codes: 0 done; 2 a file has no plan."""
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="FIRST.json", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="SECOND.json", show_default=False)],
+) -> None:
+    from memgraph.base.errors import PlanError
+    from memgraph.planner.step_plan import StepPlan
+    from memgraph.reporting.plan_diff import diff as compare
+
+    try:
+        plans = [StepPlan.load(file) for file in (first, second)]
+    except PlanError as problem:
+        raise fail(str(problem), 2) from problem
+    show_report(compare(*plans), details=False)
 
 
 def _from_store(key: str) -> Any:

@@ -220,3 +220,14 @@ def written(values: Sequence[Value], program: Program) -> set[int]:
     """The values of a program that are written to memory: all but pointwise values that only fused operators read."""
     births = sweep(values, program, fused=True).births
     return {value for slot, value in enumerate(program.values) if slot in births}
+
+
+def surely_written(values: Sequence[Value], program: Program, fused: bool) -> set[int]:
+    """Values of a program that are written to memory in every program that has its readers and more."""
+    kinds = [values[value].kind for value in program.values]
+    _, wanted = _wanted(kinds, program)
+    return {
+        value
+        for slot, value in enumerate(program.values)
+        if slot >= program.inputs and kinds[slot] != "view" and (not fused or wanted[slot] or kinds[slot] in BUFFERS)
+    }

@@ -80,7 +80,8 @@ class Candidates:
         """fused: sweep as Inductor allocates; else as the FX interpreter does.  copies: the default of `of`."""
         self.facts, self.fused, self.copies = facts, fused, copies
         base = make_schedule(facts, facts.stock_saved, copies, settle=False)
-        self._stock_seconds = self._seconds(base)
+        self.stock_time = self._seconds(base)
+        """Seconds that Inductor's own choice recomputes, and writes what would not be written otherwise."""
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
@@ -107,7 +108,7 @@ class Candidates:
         forward = sweep(self.facts.values, schedule.forward, self.fused)
         backward = sweep(self.facts.values, schedule.backward, self.fused)
         peak = max(forward.peak, _carried(schedule, forward) + backward.peak)
-        return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self._stock_seconds)
+        return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self.stock_time)
 
     def _seconds(self, schedule: Schedule) -> float:
         return sum(schedule.seconds) + sum(self.facts.values[i].hold for i in schedule.saved)

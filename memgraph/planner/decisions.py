@@ -320,22 +320,36 @@ class Plan:
         """Whether some region runs in shards."""
         return any(isinstance(decision.action, Tile) for decision in self.decisions)
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        data["backward"] = [vars(step) for step in self.backward]
+        data["backward"] = [(step.name, step.copy, step.reads) for step in self.backward]
         data["decisions"] = [decision.to_dict() for decision in self.decisions]
         data["transfers"] = [vars(transfer) for transfer in self.transfers]
-        return json.dumps(data, sort_keys=True)
+        return data
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` wrote."""
-        data: dict[str, Any] = json.loads(text)
+    def from_dict(cls, given: Mapping[str, Any]) -> Plan:
+        """The plan that `to_dict` wrote. Raises KeyError, TypeError or ValueError for any other data."""
+        data = dict(given)
         data["saved"] = tuple(data["saved"])
         data["settled"] = tuple(data["settled"])
-        data["backward"] = tuple(Step(s["name"], s["copy"], tuple(s["reads"])) for s in data["backward"])
+        data["backward"] = tuple(Step(name, copy, tuple(reads)) for name, copy, reads in data["backward"])
         data["decisions"] = tuple(map(Decision.from_dict, data["decisions"]))
         data["transfers"] = tuple(
             Transfer(**(t | {"load": tuple(t["load"]), "use": tuple(t["use"])})) for t in data["transfers"]
         )
         return cls(**data)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote."""
+        return cls.from_dict(json.loads(text))
+
+    def without_sources(self) -> Plan:
+        """The same plan without the lines of the user's code, which are files of one machine."""
+        decisions = tuple(dataclasses.replace(decision, source="") for decision in self.decisions)
+        return dataclasses.replace(self, decisions=decisions)

@@ -22,12 +22,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from memgraph.facts.actions import Offload
+from memgraph.planner import polish
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.queues import Clock, Tier, place
 
 # How many bases are tried.
 BASES = 8
+# About how often a base is swept to see what has to leave.
+SWEEPS_OF_A_BASE = 6
 # Windows in largest values: those tried for a bound that the narrowest (0) keeps, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
@@ -88,25 +91,42 @@ class Offloader:
         chosen = self._assign(roots, ())
         return self._with(roots, chosen, math.inf) if chosen else base
 
-    def best(self, bound: int, pool: Sequence[Candidate]) -> Candidate | None:
+    def best(self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
         """The fastest candidate found whose peak is at most `bound`; None if there is none.
 
-        pool: candidates that may be bases, beside Inductor's own choice.
+        pool: candidates some of which are bases, beside Inductor's own choice.  more: other bases, all of them.
         """
         best: Candidate | None = None
-        for base in self._bases(pool):
+        for base in self._bases(pool, more):
             if best is not None and base.seconds >= best.seconds:
                 break
             found = self._under(base, bound)
             if found is not None:
                 best = found if best is None else min(best, found, key=self._cost)
+        return self._changed(best, self._bases(pool, more), bound)
+
+    def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
+        """The fastest candidate found of bases that save one value more or less, or another one; of small graphs."""
+        left = polish.sweeps(self.facts)
+        for base in bases:
+            for saved in polish.changes(self.candidates, base):
+                if left <= 0:
+                    return best
+                left -= 1
+                changed = self.candidates.of(saved, base.schedule.copies)
+                if changed is None or (best is not None and changed.seconds >= best.seconds):
+                    continue
+                left -= SWEEPS_OF_A_BASE
+                found = self._under(changed, bound)
+                if found is not None:
+                    best = found if best is None else min(best, found, key=self._cost)
         return best
 
-    def smallest(self, pool: Sequence[Candidate]) -> Candidate | None:
-        """The candidate with the lowest peak found: everything that may leave has left.  pool: as of `best`."""
+    def smallest(self, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
+        """The candidate with the lowest peak found: everything that may leave has left.  pool, more: as of `best`."""
         found = [
             self._with(base, self._assign(base, self.movable(base)), self._bytes(base, window))
-            for base in self._bases(pool)
+            for base in self._bases(pool, more)
             for window in NARROW
         ]
         return min(found, key=by_peak, default=None)
@@ -116,14 +136,15 @@ class Offloader:
         moved = sum(self.facts.values[move.value].bytes for move in candidate.moves)
         return (round(candidate.seconds, 9), moved, candidate.peak)
 
-    def _bases(self, pool: Sequence[Candidate]) -> list[Candidate]:
-        """At most BASES of these candidates and Inductor's own choice, evenly spread, fastest first."""
+    def _bases(self, pool: Sequence[Candidate], more: Sequence[Candidate]) -> list[Candidate]:
+        """At most BASES of Inductor's own choice and the pool, evenly spread, and all others; fastest first."""
         unique = {id(candidate): candidate for candidate in (self.plain, *pool)}
         ordered = sorted(unique.values(), key=by_time)
-        if len(ordered) <= BASES:
-            return ordered
-        step = (len(ordered) - 1) / (BASES - 1)
-        return [ordered[round(n * step)] for n in range(BASES)]
+        if len(ordered) > BASES:
+            step = (len(ordered) - 1) / (BASES - 1)
+            ordered = [ordered[round(n * step)] for n in range(BASES)]
+        chosen = {id(candidate): candidate for candidate in (*ordered, *more)}
+        return sorted(chosen.values(), key=by_time)
 
     @functools.cached_property
     def plain(self) -> Candidate:

@@ -32,7 +32,7 @@ LEAST = 16
 
 def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
     """The fastest candidate found whose peak stays at or under the bound."""
-    best, left = start, _sweeps(candidates.facts)
+    best, left = start, sweeps(candidates.facts)
     skipped: set[int] = set()
     while left > 0:
         saved, copies = frozenset(best.schedule.saved), best.schedule.copies
@@ -55,12 +55,12 @@ def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
 
 def lower(candidates: Candidates, start: Candidate) -> Candidate:
     """The candidate with the lowest peak that single changes lead to."""
-    best, left = start, _sweeps(candidates.facts)
+    best, left = start, sweeps(candidates.facts)
     tried: set[frozenset[int]] = set()
     improved = True
     while improved:
         improved = False
-        for saved in _changes(candidates, best):
+        for saved in changes(candidates, best):
             if left <= 0:
                 return best
             if saved in tried:
@@ -74,7 +74,7 @@ def lower(candidates: Candidates, start: Candidate) -> Candidate:
     return best
 
 
-def _sweeps(facts: JointFacts) -> int:
+def sweeps(facts: JointFacts) -> int:
     """How many candidates one polish may sweep."""
     return max(LEAST, EFFORT // max(1, len(facts.values)))
 
@@ -90,7 +90,7 @@ def _worth_saving(candidates: Candidates, base: Candidate) -> list[int]:
     return sorted(again, key=lambda i: ((values[i].hold - values[i].seconds) / values[i].bytes, -i))
 
 
-def _changes(candidates: Candidates, base: Candidate) -> Iterator[frozenset[int]]:
+def changes(candidates: Candidates, base: Candidate) -> Iterator[frozenset[int]]:
     """Saved sets that differ from the base by one value: saved, dropped, or exchanged for another."""
     values, saved = candidates.facts.values, frozenset(base.schedule.saved)
     droppable = [i for i in base.schedule.saved if _may_drop(candidates.facts, i)]

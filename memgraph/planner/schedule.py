@@ -89,7 +89,7 @@ def make_schedule(
         backward_steps=tuple(walk.steps),
         backward_reads=tuple(walk.reads),
         forward=forward_program(facts, crossing),
-        backward=_backward_program(facts, crossing, walk.steps, walk.reads, settle),
+        backward=backward_program(facts, crossing, walk.steps, walk.reads, settle),
         seconds=tuple(walk.seconds),
         recomputed=frozenset(walk.newest),
         copies=Copies(copies),
@@ -204,9 +204,14 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
     )
 
 
-def _backward_program(
-    facts: JointFacts, crossing: tuple[int, ...], steps: list[Copy], reads: list[tuple[Copy, ...]], settle: bool
+def backward_program(
+    facts: JointFacts,
+    crossing: tuple[int, ...],
+    steps: Sequence[Copy],
+    reads: Sequence[tuple[Copy, ...]],
+    settle: bool,
 ) -> Program:
+    """What the backward runs with these steps.  settle: as of `make_schedule`."""
     values, held = facts.values, set(crossing)
     tangents = [i for i, value in enumerate(values) if value.kind == "tangent"]
     primals = [i for i, value in enumerate(values) if value.kind == "primal" and i not in held]

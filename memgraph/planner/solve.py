@@ -28,9 +28,11 @@ import itertools
 
 from memgraph.facts.joint import JointFacts
 from memgraph.planner import polish
+from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.offload import Offloader, Tiers
+from memgraph.planner.relaxed import Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
@@ -58,13 +60,28 @@ class Planner:
         self.candidates = Candidates(facts, fused=fused, copies=Copies.OF_HELD if copies else Copies.NONE)
         self.stock = self.candidates.stock
         self.uniform = UniformChoices(self.candidates) if recompute else None
+        self.relaxed = Relaxed(self.candidates) if recompute else None
         self.offloader = Offloader(self.candidates, offload) if offload is not None and offload.tiers else None
+        self.away = self._relaxed_with_tiers()
 
     def sending(self, tiers: Tiers) -> Planner:
         """The same planner with these tiers; both share what depends on no tier."""
         found = copy.copy(self)
+        found.__dict__.pop("bounds", None)
         found.offloader = Offloader(self.candidates, tiers) if tiers.tiers else None
+        found.away = found._relaxed_with_tiers()
         return found
+
+    def without_relaxed(self) -> Planner:
+        """The same planner without candidates of the linear program: to see what they bring."""
+        found = copy.copy(self)
+        found.relaxed = found.away = None
+        found.__dict__.pop("_lowest", None)
+        return found
+
+    def _relaxed_with_tiers(self) -> Relaxed | None:
+        offloader = self.offloader
+        return None if offloader is None or self.relaxed is None else Relaxed(self.candidates, offloader.tiers)
 
     def best(self, bound: int | None) -> Candidate | None:
         """The fastest candidate whose peak is at most `bound` bytes above the baseline; None if there is none."""
@@ -77,7 +94,7 @@ class Planner:
         if kept is not None:
             kept = self.offloader.pinned(kept)
             kept = kept if kept.peak <= bound else None
-        moved = self.offloader.best(bound, self._pool())
+        moved = self.offloader.best(bound, *self._bases())
         return min((c for c in (kept, moved) if c is not None), key=by_time, default=None)
 
     def unplanned(self) -> Candidate:
@@ -88,7 +105,7 @@ class Planner:
         """The candidate with the lowest peak that this planner can find."""
         if self.offloader is None:
             return self._lowest
-        found = [self.offloader.pinned(self._lowest), self.offloader.smallest(self._pool())]
+        found = [self.offloader.pinned(self._lowest), self.offloader.smallest(*self._bases())]
         return min((candidate for candidate in found if candidate is not None), key=by_peak)
 
     def offered(self) -> tuple[Candidate, ...]:
@@ -111,7 +128,24 @@ class Planner:
         return min(self.offered(), key=lambda c: (c.peak + others * c.carried, c.seconds))
 
     def _pool(self) -> list[Candidate]:
-        return [] if self.uniform is None else [candidate for _, candidate in self.uniform.found]
+        """Candidates that no other one beats in both time and peak, fastest first."""
+        swept = [] if self.uniform is None else [candidate for _, candidate in self.uniform.found]
+        swept += [] if self.relaxed is None else self.relaxed.found
+        best: list[Candidate] = []
+        for candidate in sorted(swept, key=by_time):
+            if all(candidate.peak < other.peak for other in best):
+                best.append(candidate)
+        return best
+
+    @functools.cached_property
+    def bounds(self) -> LowerBounds:
+        """What no plan of this graph with these tiers can beat. The planner does not go by it."""
+        return LowerBounds(self.candidates, None if self.offloader is None else self.offloader.tiers)
+
+    def _bases(self) -> tuple[list[Candidate], tuple[Candidate, ...]]:
+        """Candidates from which values may leave: uniform choices, and those of the linear program with the tiers."""
+        swept = [] if self.uniform is None else [candidate for _, candidate in self.uniform.found]
+        return swept, () if self.away is None else self.away.found
 
     @functools.cached_property
     def _lowest(self) -> Candidate:
@@ -122,6 +156,18 @@ class Planner:
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:
         """The fastest candidate under the bound by save and recompute alone."""
+        starts = {id(c): c for c in (self._mixed(uniform, bound), self._fastest(bound)) if c is not None}
+        if not starts and self._lowest.peak <= bound:
+            starts = {id(self._lowest): self._lowest}
+        return min((polish.fill(self.candidates, c, bound) for c in starts.values()), key=by_time, default=None)
+
+    def _fastest(self, bound: int) -> Candidate | None:
+        """The fastest of the linear program's candidates that fits."""
+        found = () if self.relaxed is None else self.relaxed.found
+        return next((candidate for candidate in found if candidate.peak <= bound), None)
+
+    def _mixed(self, uniform: UniformChoices, bound: int) -> Candidate | None:
+        """The fastest uniform choice that fits, or mixture of one with a faster one that does not."""
         fits = [(choice, candidate) for choice, candidate in uniform.found if candidate.peak <= bound]
         best = min((candidate for _, candidate in fits), key=by_time, default=None)
         for (slow, slower), (fast, faster) in itertools.product(fits[:NEIGHBOURS], self._too_large(uniform, bound)):
@@ -129,9 +175,7 @@ class Planner:
                 mixed = uniform.mixed(slow, fast, bound)
                 if mixed is not None:
                     best = mixed if best is None else min(best, mixed, key=by_time)
-        if best is None:
-            best = self._lowest if self._lowest.peak <= bound else None
-        return None if best is None else polish.fill(self.candidates, best, bound)
+        return best
 
     def _too_large(self, uniform: UniformChoices, bound: int) -> list[tuple[Choice, Candidate]]:
         """The slowest choices over the bound: a much faster one fits for few regions only."""

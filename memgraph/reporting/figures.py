@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memgraph.base.errors import Binding
 from memgraph.facts.actions import Offload
 from memgraph.planner.decisions import Decision, Described, Doing, Refusal, Reuse, Timeline, Work
+from memgraph.planner.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -139,6 +140,20 @@ class Figures:
     buffers: tuple[tuple[str, str], ...] = ()
     """Inductor's buffers that events name, and the value that each holds."""
 
+    least_time: float | None = None
+    """Seconds of a step that no plan of this kind goes below, under this budget and with these tiles; None where it is
+    not known, or nothing was bounded."""
+
+    least_peak: int | None = None
+    """Bytes that every plan of this kind with these tiles reaches, baseline included, by the sweep; None where that is
+    not known."""
+
+    byte_price: float | None = None
+    """Seconds of a step that one more byte of the budget is worth, by the linear program that bounds all plans."""
+
+    plan: StepPlan | None = None
+    """The plan as it can be kept in a file; None where there is none, or an earlier version made the figures."""
+
     def bytes_on(self, tier: str) -> int:
         """Bytes of one step's values on a tier, "host" or "nvme": written once a step there, and read once."""
         return sum(
@@ -177,6 +192,14 @@ class Figures:
         """Predicted time added to a step, as a fraction of the unplanned time; None where that is 0."""
         return self.predicted_time / self.unplanned_time - 1 if self.unplanned_time > 0 else None
 
+    @property
+    def gap(self) -> float | None:
+        """By how much the predicted step takes longer than any plan of this kind, at most, as a fraction; None where
+        that is not known."""
+        if self.least_time is None or self.least_time <= 0:
+            return None
+        return max(0.0, self.predicted_time / self.least_time - 1)
+
     def to_json(self) -> str:
         """All figures. Events, works and descriptions are rows of their fields: a large graph has tens of thousands.
 
@@ -192,6 +215,7 @@ class Figures:
         columns = [field.name for field in dataclasses.fields(Described)]
         data["described"] = [[getattr(item, column) for column in columns] for item in data["described"]]
         data["works"] = [(work.lane, work.doing.value, work.name, work.start, work.end) for work in data["works"]]
+        data["plan"] = None if self.plan is None else self.plan.to_dict()
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -212,6 +236,8 @@ class Figures:
             data["works"] = tuple(Work(lane, Doing(doing), *rest) for lane, doing, *rest in data.get("works", ()))
             for name in ("source_of_peak", "source_of_unplanned_peak"):
                 data[name] = Source(data[name])
+            plan = data.pop("plan", None)
+            data["plan"] = None if plan is None else StepPlan.from_dict(plan)
             return cls(**data | {"notes": tuple(data["notes"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a report of this version of memgraph: {error!r}") from error

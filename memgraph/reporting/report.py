@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memgraph.reporting import details, page, phrases, picture, screen, tables, trace
+from memgraph.reporting.explanation import Explanation, explained
 from memgraph.reporting.figures import Figures
 
 if TYPE_CHECKING:  # rich is imported where it is used: a process that prints no report need not load it
@@ -31,6 +32,14 @@ class Report(Figures):
         """All figures as plain text: every value that was kept, dropped or offloaded, equal ones in one row."""
         width = details.needed_width(self)
         return tables.plain(details.layout(self, max(width, tables.WIDTH)), width)
+
+    def explain(self, what: str) -> Explanation:
+        """Why the values of a module are where they are: what was chosen, what else could be, what bound it.
+
+        what: a module path such as "model.layers.3.mlp", or the name of one value; `print` shows what comes back.
+        Raises LookupError where the report knows neither, with the names that are near.
+        """
+        return explained(self, what)
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write one page that explains the plan into `path`: a browser opens it from disk, without a network.

@@ -12,9 +12,9 @@ from memgraph.base.errors import Binding
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Action, Offload, Recompute, Save, Tile
 from memgraph.planner.decisions import Decision
-from memgraph.reporting.figures import Figures
+from memgraph.reporting.figures import Figures, Source
 from memgraph.reporting.layers import NEARLY, Layers, ModulePath, fold, numbered
-from memgraph.reporting.phrases import duration, off, percent, size_of, summary
+from memgraph.reporting.phrases import about, duration, off, percent, size_of, summary
 from memgraph.reporting.tables import Column, Kind, Row, Table, height, page
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def answers(figures: Figures) -> Iterator[Row]:
         told = "as predicted" if figures.as_predicted else off(figures)
         yield "measured", f"{format_size(figures.measured_peak)} in launches of this plan; {told}"
     yield "costs", _costs(figures)
+    if figures.gap is not None:
+        yield "at best", "; ".join(_at_best(figures))
     yield "stands", _stands(figures)
     for tier, name in (("host", "host memory"), ("nvme", "the disk")):
         if moved := figures.bytes_on(tier):
@@ -94,6 +96,17 @@ def _costs(figures: Figures) -> str:
     slower = "" if figures.slowdown is None else f", {100 * figures.slowdown:+.1f} %"
     times = f"{duration(figures.unplanned_time)} -> {duration(figures.predicted_time)} a step{slower}"
     return f"{times} ({', '.join(price)})"
+
+
+def _at_best(figures: Figures) -> Iterator[str]:
+    """How far the plan is from what no plan can beat."""
+    assert figures.gap is not None
+    yield f"at most {percent(figures.gap)} slower than any plan of this kind under this budget"
+    if figures.byte_price:
+        room = 2 ** (max(figures.above, 1).bit_length() - 4)  # a sixteenth to an eighth of the step's own
+        yield f"{format_size(room)} more would save about {duration(figures.byte_price * room)}"
+    if figures.least_peak is not None:
+        yield f"no such plan peaks below {about(Source.SWEEP)}{format_size(figures.least_peak)}"
 
 
 def _stands(figures: Figures) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from memgraph.base.sizes import format_size
+from memgraph.planner.step_plan import StepPlan
 from memgraph.reporting import page, step_text, tables
 from memgraph.reporting.figures import Figures
 from memgraph.reporting.report import Report
@@ -30,6 +31,15 @@ class StepReport(StepFigures):
     def summary(self) -> str:
         """The answer to the first question of a reader: is the budget kept?"""
         return step_text.summary(self)
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """The plans of all graphs of the newest round, to be kept in a file; None where none is known.
+
+        Of each graph it is the plan that ran last; of equal graphs the one with the lowest peak.
+        """
+        plans = [part.plan for part in self.parts if part.plan is not None]
+        return StepPlan.joined(plans) if plans else None
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write one page that explains the step, and the plan of each of its graphs: a browser opens it from disk.

@@ -16,7 +16,7 @@ from memgraph import passes
 from memgraph.backend.rewriting import check_captured, check_split, rewrite
 from memgraph.base import compat
 from memgraph.base.errors import VerifyError
-from memgraph.passes.graphs import Captured, LossPlan, Rewritten
+from memgraph.passes.graphs import Captured, EarlyPlan, Rewritten
 from memgraph.planner.decisions import Plan
 from tests.passes.test_partition import COPIED, Chain
 from tests.support import ROOT
@@ -66,7 +66,7 @@ def test_a_graph_before_autograd_stays_a_graph(captured):
         return Rewritten(Captured(module), modified=True)
 
     with pytest.raises(VerifyError, match="before it is defined") as caught:
-        rewrite(Captured(captured.joint), (reads_what_comes_later,), LossPlan(), check_captured)
+        rewrite(Captured(captured.joint), (reads_what_comes_later,), EarlyPlan(), check_captured)
     assert caught.value.pass_name == "reads_what_comes_later"
 
 

@@ -87,3 +87,12 @@ def test_a_compiled_function_has_a_name():
     assert names[0] == "loss_of"
     assert names[1] in ("Sequential.forward", "forward")  # Python 3.10 knows no qualified names
     assert compat.compiled_function_name() == ""
+
+
+def test_fake_tensors_know_that_they_were_written_into():
+    """A mask that is written into, through a view as well, is not what its operators say."""
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.empty(4, 4)
+        assert not compat.is_written_into(fake)
+        fake[1:].fill_(0.0)
+        assert compat.is_written_into(fake)

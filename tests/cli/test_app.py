@@ -11,6 +11,7 @@ from memgraph.base import compat
 from memgraph.cli import app as cli
 from memgraph.cli.app import app
 from memgraph.cli.target import load_step
+from memgraph.reporting.frontier import Frontier
 
 SCRIPT = """
 import torch
@@ -175,6 +176,17 @@ def test_the_longest_at_a_terminal(script, tmp_path):
     report = Report.from_json((tmp_path / "r.json").read_text())
     assert size % 64 == 0 and report.to_come > 0 and report.predicted_peak <= report.budget
     assert run(*asked, "--step", "0").exit_code == 2
+
+
+def test_the_frontier_at_a_terminal(script, tmp_path):
+    asked = ["plan", f"{script}:step", "--device", "cpu", "--frontier"]
+    result = run(*asked, "--json", tmp_path / "f.json", "--plot", tmp_path / "f.svg")
+    assert result.exit_code == 0, result.output
+    found = Frontier.from_json((tmp_path / "f.json").read_text())
+    assert found.smallest < found.unplanned_peak and "at most from best" in result.output
+    assert "<svg" in (tmp_path / "f.svg").read_text()
+    assert run(*asked, "--longest").exit_code == 2
+    assert run(*asked, "--html", tmp_path / "f.html").exit_code == 2
 
 
 def test_tables_are_whole_in_a_pipe(script, monkeypatch):

@@ -10,6 +10,7 @@ from memgraph.backend.budget import Bound
 from memgraph.backend.records import Accepted, stored
 from memgraph.base.store import Store
 from memgraph.cli.app import app
+from tests.reporting.test_plan_diff import plan as plan_of
 from tests.reporting.test_report import example
 from tests.reporting.test_step_report import example as step_example
 
@@ -76,7 +77,7 @@ def test_a_report_is_shown_from_a_file(tmp_path):
         (["ab"], 2, "several reports"),
         (["{}/missing.json"], 2, "cannot be read"),
         (["{}/other.json"], 2, "has no report"),
-        (["{}/step.json", "--plot", "{}/p.png"], 2, "a report of a step has no --plot"),
+        (["{}/step.json", "--plot", "{}/p.png"], 2, "there is no --plot here; allowed: --json, --html"),
         (["abc", "--html", "{}/no/r.html"], 1, "cannot be made"),
     ],
 )
@@ -88,3 +89,26 @@ def test_what_is_refused_is_one_line_and_a_code(tmp_path, arguments, code, says)
     result = run("report", *[text.replace("{}", str(tmp_path)) for text in arguments])
     assert result.exit_code == code and says in result.output, result.output
     assert "Traceback" not in result.output
+
+
+def test_a_report_explains_a_module(tmp_path):
+    keep("abc1" + "0" * 60)
+    result = run("report", "abc", "--explain", "model.layers.0")
+    assert result.exit_code == 0, result.output
+    assert "memgraph: model.layers.0 in loss_fn [0]" in result.output
+    result = run("report", "abc", "--explain", "model.layer.0")
+    assert result.exit_code == 2 and "near: 'model.layers.0'" in result.output
+
+
+def test_a_plan_is_written_from_a_report_and_compared(tmp_path):
+    kept = keep("abc1" + "0" * 60)
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    assert run("report", "abc", "--plan", first).exit_code == 2 and not first.exists()  # of an earlier version
+    plan_of([d for d in kept.decisions]).save(second)
+    Store().put("abd", Accepted(Bound(), dataclasses.replace(kept, plan=plan_of([])), {}).to_record())
+    assert run("report", "abd", "--plan", first).exit_code == 0
+    result = run("diff", first, second)
+    assert result.exit_code == 0, result.output
+    assert "memgraph: two plans" in result.output and "not held" in result.output
+    result = run("diff", first, tmp_path / "none.json")
+    assert result.exit_code == 2 and "there is no such file" in result.output

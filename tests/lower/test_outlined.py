@@ -59,10 +59,9 @@ def step(outline: bool, budget) -> tuple[list[torch.Tensor], memgraph.Report, in
 
 # With a share there is a caller that reuses buffers (the forward), and one whose bodies write over them (the backward).
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [None, 0.75])
-def test_a_step_is_the_same_and_its_peak_is_known(budget):
-    plain, before, _ = step(False, budget)
-    outlined, after, measured = step(True, budget)
+def test_a_step_is_the_same_and_its_peak_is_known():
+    plain, before, _ = step(False, 0.75)
+    outlined, after, measured = step(True, 0.75)
     assert any(note.startswith("outlined") for note in after.notes)
     for mine, theirs in zip(outlined, plain, strict=True):  # the masks of dropout are equal, too
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from memgraph import passes
 from memgraph.passes.drop_logits import drop_logits
-from memgraph.passes.graphs import Captured, LossPlan, TilePlan
+from memgraph.passes.graphs import Captured, EarlyPlan, TilePlan
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.passes.slice_before_head import slice_before_head
@@ -64,7 +64,7 @@ def test_every_pass_is_listed():
 @pytest.mark.parametrize("pass_", passes.BEFORE_AUTOGRAD, ids=lambda pass_: pass_.__name__)
 def test_nothing_is_asked_for_before_autograd(pass_):
     captured = dynamo_graph(shifted_loss, HIDDEN, LABELS)
-    found = pass_(captured, LossPlan())
+    found = pass_(captured, EarlyPlan())
     assert found.graphs is captured and not found.modified and not found.notes and not found.refusals
 
 
@@ -94,26 +94,26 @@ def test_an_order_that_the_backward_has_already_is_no_change(split):
 def test_rows_are_sliced_before_the_head():
     captured = dynamo_graph(loss_alone, HIDDEN, LABELS)
     before = captured.module.code
-    found = slice_before_head(captured, LossPlan(slice_before_head=True))
+    found = slice_before_head(captured, EarlyPlan(slice_before_head=True))
     assert found.modified and captured.module.code == before
     (head,) = found.graphs.module.graph.find_nodes(op="call_function", target=F.linear)
     assert head.meta["example_value"].shape == (2, 2, 5)
     for want, got in zip(captured.module(*captured.inputs), found.graphs.module(*captured.inputs), strict=True):
         assert torch.equal(want, got)
-    again = slice_before_head(found.graphs, LossPlan(slice_before_head=True))
+    again = slice_before_head(found.graphs, EarlyPlan(slice_before_head=True))
     assert again.graphs is found.graphs and not again.modified
 
 
 def test_logits_are_dropped_or_refused():
     captured = dynamo_graph(shifted_loss, HIDDEN, LABELS)
     before = text(captured.module)
-    found = drop_logits(captured, LossPlan(drop_logits=True))
+    found = drop_logits(captured, EarlyPlan(drop_logits=True))
     assert found.modified and text(captured.module) == before
     assert found.notes[0].endswith("[2, 3, 5] was dropped: it reads as not-a-number") and not found.refusals
     loss, logits = found.graphs.module(*captured.inputs)
     assert torch.equal(loss, captured.module(*captured.inputs)[0]) and logits.isnan().all()
 
     alone = dynamo_graph(loss_alone, HIDDEN, LABELS)
-    refused = drop_logits(alone, LossPlan(drop_logits=True))
+    refused = drop_logits(alone, EarlyPlan(drop_logits=True))
     assert refused.graphs is alone and not refused.modified and not refused.notes
     assert "no value from which its loss alone is computed" in refused.refusals[0].reason

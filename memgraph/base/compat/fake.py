@@ -94,3 +94,8 @@ def traces_cuda() -> bool:
 def storage_id(tensor: Any) -> int:
     """The same number for tensors that share a storage, for as long as one of them lives; fake ones too."""
     return tensor.untyped_storage()._cdata
+
+
+def is_written_into(tensor: Any) -> bool:
+    """Whether an operator has written into a tensor, or into a view of it, since it was made; of fake ones too."""
+    return tensor._version > 0

@@ -143,3 +143,13 @@ def computed_size(size: Any, known: dict[Any, Any]) -> Any:
     if missing := size.node.expr.free_symbols - known.keys():
         raise GraphError(f"the size {size} needs {missing}, which the backward does not get")
     return sympy_interp(PythonReferenceAnalysis, known, size.node.expr)
+
+
+def free_symbols(size: Any) -> set[Any]:
+    """The symbols of a symbolic number; none of a ragged dimension, which is the name of a structure."""
+    return set() if size.node.is_nested_int() else set(size.node.expr.free_symbols)
+
+
+def expression_text(size: Any) -> str:
+    """A symbolic number as text, in the names of its symbols."""
+    return "ragged" if size.node.is_nested_int() else str(size.node.expr)

@@ -56,8 +56,8 @@ def measure(call: Call) -> int:
             Exception
         ) as error:  # bad data for this operator, no memory: the bytes are not known, whatever the reason
             raise NotTried(f"it failed on made-up data: {type(error).__name__}") from error
-    given = _storages((args, kwargs))
-    kept = _storages(outputs)
+        given = _storages((args, kwargs))  # within `really`: the parts of a sparse tensor come from an operator
+        kept = _storages(outputs)
     level = peak = 0
     for change in changes:
         level += change

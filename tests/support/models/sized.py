@@ -219,8 +219,8 @@ LONGEST = 1 << 20  # tokens: the positions of `long_llama`
 def long_llama(shape: dict[str, int], device: str, dtype: str, mask: bool = True) -> Loss:
     """A Llama for long sequences; `shape` has layers, hidden, inner, heads and vocabulary.
 
-    With `mask` attention reads a mask of sequence x sequence: transformers makes one where torch is older than 2.14 and
-    compiles. Without it the kernel is told that attention is causal, as where nothing is compiled.
+    With `mask` attention reads a mask of sequence x sequence, which transformers makes while torch compiles. Without it
+    the kernel is told that attention is causal, as where nothing is compiled.
     """
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

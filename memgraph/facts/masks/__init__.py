@@ -1,0 +1,9 @@
+"""What the masks of attention are, as far as their operators say it.
+
+trace.py        the operators that make a mask, as torch runs them
+entries.py      what stands at a place of a tensor, as a function of the place
+rules.py        the operators of which that is known
+conditions.py   when an entry is one or the other: linear inequalities, joined by and, or
+linear.py       whether linear inequalities over whole numbers can hold together
+causal.py       the calls of attention whose mask is the causal one
+"""

@@ -1,0 +1,285 @@
+"""A linear program of which every plan of a graph is a solution, and more: its optimum bounds them all (bound.py).
+
+Each needed value has a variable for "saved", "computed again" and each tier, between 0 and 1. Rows say what every plan
+satisfies. Operators are too many for a row of each: whoever solves the program adds those that its optimum breaks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from memgraph.facts.actions import Recompute
+from memgraph.facts.joint import JointFacts
+from memgraph.planner.linear import LinearProgram
+from memgraph.planner.moments import is_buffer, read_moments
+from memgraph.planner.needs import Needs
+from memgraph.planner.offload import Tiers
+from memgraph.planner.queues import Tier
+
+# Variables of one program, about: what has been computed again by an operator takes one for each value.
+MOST_VARIABLES = 30_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Stay:
+    """Where a value stands if it is saved, beside what the moments count."""
+
+    value: int
+    bytes: float
+    """In units of the program."""
+    born: int
+    """The first place of the forward; it stands until the end."""
+    waits: int
+    """The last place of the backward up to which it stands unless it is away."""
+    again: int
+    """The first place of the backward from which on it stands, away before or not."""
+    last: int
+    """The last such place."""
+    beside: frozenset[int]
+    """Places of the backward at which the moments count it."""
+
+    def at(self, place: int) -> bool:
+        """Whether it stands at a place of the backward, away before or not."""
+        return self.again <= place <= self.last and place not in self.beside
+
+
+class Relaxation:
+    """The linear program of one joint graph with these tiers."""
+
+    def __init__(self, facts: JointFacts, tiers: Tiers | None, *, fused: bool, unit: float) -> None:
+        """fused: bytes are counted as Inductor allocates, else as the interpreter does.  unit: bytes of 1."""
+        values = facts.values
+        self.facts, self.unit = facts, unit
+        self.second = max(sum(values[i].seconds for i in (*facts.forward, *facts.backward)), 1e-12)
+        """Seconds of 1, such as `unit` for bytes: coefficients of the program are then about 1."""
+        self.tiers = tuple(tier for tier in (tiers.tiers if tiers else ()) if not tier.only_rules)
+        self._min_bytes = max(1, tiers.min_bytes if tiers else 1)
+        self.moments = read_moments(facts, fused=fused)
+        self.needs = Needs(facts)
+        self.clocks = (self._clock(facts.forward), self._clock(facts.backward))
+        self.program = LinearProgram()
+        self.peak = self.program.variable(most=np.inf)
+        self.waits = (self.program.variable(cost=1.0, most=np.inf), self.program.variable(cost=1.0, most=np.inf))
+        """Seconds that the forward and the backward wait for copies."""
+        self.saved: dict[int, int] = {}
+        """By value, the variable of its being saved."""
+        self.again: dict[int, int] = {}
+        """By value, the variable of its being computed again."""
+        self.away: dict[tuple[int, str], int] = {}
+        """By value and tier, the variable of its being away."""
+        self.peak_rows: dict[tuple[bool, int], int] = {}
+        """By direction (true for the backward) and place, the row that says that what stands there fits."""
+        self._refined: set[int] = set()
+        self._returned = {values[i].storage for i in facts.forward_outputs}
+        for v in self.needs.inputs:
+            self._variables_of(v)
+        self._need()
+        for tier in self.tiers:
+            self._links(tier)
+        places = list(self._fullest(facts.backward, self.moments.backward))
+        each = 2 * max(1, len(places)) * len(self.needs.inputs) // max(1, len(facts.region_names))
+        self._reach = min(len(facts.region_names), MOST_VARIABLES // 3 // max(1, each))
+        for place in self._fullest(facts.forward, self.moments.forward):
+            self.forward_row(place)
+        for place in places:
+            self.backward_row(place)
+
+    # --- what is done with each value -----------------------------------------------------------------------
+
+    def _variables_of(self, v: int) -> None:
+        value, program = self.facts.values[v], self.program
+        pinned = value.pin is not None and not value.pinned(Recompute)
+        if value.savable and not value.pinned(Recompute):
+            self.saved[v] = program.variable(cost=value.hold / self.second)
+        if value.fixed is None and not (pinned and v in self.saved):
+            self.again[v] = program.variable(cost=value.seconds / self.second)
+        leaves = value.movable and value.storage not in self._returned and value.bytes >= self._min_bytes
+        if v in self.saved and leaves and self.tiers:
+            for tier in self.tiers:
+                self.away[v, tier.name] = program.variable()
+            program.row([(self.saved[v], 1.0), *((column, -1.0) for column in self.leaving(v))], 0.0)
+
+    def leaving(self, v: int) -> list[int]:
+        return [self.away[v, tier.name] for tier in self.tiers if (v, tier.name) in self.away]
+
+    def _need(self) -> None:
+        """What the backward reads is at hand; what is computed again has its inputs at hand."""
+        ours = set(self.facts.backward)
+        read = {i for b in self.facts.backward for i in self.facts.values[b].inputs} | set(self.facts.backward_outputs)
+        for v in sorted({v for i in read - ours for v in self.needs.behind(i)}):
+            self.program.row(_columns(v, self.saved, self.again), 1.0)
+        for v, column in self.again.items():
+            for u in self.needs.inputs[v]:
+                self.program.row([*_columns(u, self.saved, self.again), (column, -1.0)], 0.0)
+
+    # --- links --------------------------------------------------------------------------------------------
+
+    def _links(self, tier: Tier) -> None:
+        """A tier's room, and what the step waits for: copies that do not fit beside its operators."""
+        values, program = self.facts.values, self.program
+        away = {v: column for (v, name), column in self.away.items() if name == tier.name}
+        if tier.capacity is not None:
+            room = [(column, -tier.room(values[v].bytes) / self.unit) for v, column in away.items()]
+            program.row(room, -tier.capacity / self.unit)
+        out, back = ({v: values[v].bytes / rate / self.second for v in away} for rate in (tier.out, tier.back))
+        begins = self.clocks[0]
+        for place in self._region_ends(self.facts.forward):
+            late = [(column, -out[v]) for v, column in away.items() if self.moments.birth(values[v].storage) > place]
+            if late:  # they are copied after this operator has ended, and before the forward has
+                program.row([(self.waits[0], 1.0), *late], begins[place + 1] - begins[-1])
+        begins = self.clocks[1]
+        for place in self._region_ends(self.facts.backward):
+            needed = [(column, -back[v]) for v, column in away.items() if self._use(v) <= place]
+            if needed:  # they are back when this operator begins; what is computed again until then gives them time
+                again = [
+                    (c, values[v].seconds / self.second) for v, c in self.again.items() if self.needs.before(v, place)
+                ]
+                program.row([(self.waits[1], 1.0), *again, *needed], -begins[place])
+
+    def _use(self, v: int) -> int:
+        """The first place of the backward that reads a value itself; behind the last one where none does."""
+        return self.moments.first.get(self.facts.values[v].storage, len(self.facts.backward))
+
+    def _clock(self, order: Sequence[int]) -> np.ndarray:
+        """When each operator begins, and when the last one ends, if nothing is computed again or waited for."""
+        return np.cumsum([0.0, *(self.facts.values[i].seconds / self.second for i in order)])
+
+    def _region_ends(self, order: Sequence[int]) -> Iterator[int]:
+        """The last place of each stretch of one region."""
+        values = self.facts.values
+        for place, i in enumerate(order):
+            if place + 1 == len(order) or values[order[place + 1]].region != values[i].region:
+                yield place
+
+    # --- peaks --------------------------------------------------------------------------------------------
+
+    def _fullest(self, order: Sequence[int], surely: np.ndarray) -> Iterator[int]:
+        """For each region its first operator and the one at which most stands; and the last of all."""
+        regions: dict[int, list[int]] = {}
+        for place, i in enumerate(order):
+            regions.setdefault(self.facts.values[i].region, []).append(place)
+        found = {len(order) - 1} if order else set()
+        for places in regions.values():
+            found |= {places[0], max(places, key=lambda place: surely[place])}
+        yield from sorted(found)
+
+    def _held(self, v: int) -> float:
+        """The bytes that saving a value takes beyond what stands anyway."""
+        values, storage = self.facts.values, self.facts.values[v].storage
+        anyway = storage in self.facts.held_outputs or values[storage].kind in ("primal", "tangent")
+        return 0.0 if anyway else values[storage].bytes / self.unit
+
+    @functools.cached_property
+    def stays(self) -> list[Stay]:
+        """Where saved values stand, beside what the moments count."""
+        found = []
+        facts, moments, end = self.facts, self.moments, len(self.facts.backward) - 1
+        for v in self.saved:
+            storage, size = facts.values[v].storage, self._held(v)
+            ready = self.needs.ready.get(v)
+            if not size or ready is None:
+                continue
+            start = max(moments.birth(storage), moments.counted.get(storage, -1) + 1)
+            first, last = moments.first.get(storage), moments.last.get(storage, -1)
+            # A value that only operators read that are run again is there until the first of these may run: before the
+            # first operator of the backward that needs what they make.
+            waits = ready - 1 if first is None else first - 1
+            again = len(facts.backward) if first is None else first
+            beside = moments.beside.get(storage, frozenset())
+            found.append(Stay(v, size, start, waits, again, end if facts.retained else last, beside))
+        return found
+
+    def _peak_row(self, place: int, backward: bool, terms: Iterable[tuple[int, float]], surely: int) -> None:
+        row = self.program.row([(self.peak, 1.0), *terms], surely / self.unit)
+        self.peak_rows[backward, place] = row
+
+    def forward_row(self, place: int) -> None:
+        """Saved values that nothing else keeps, less what has left by then."""
+        program = self.program
+        standing = [stay for stay in self.stays if stay.born <= place]
+        terms = [(self.saved[stay.value], -stay.bytes) for stay in standing]
+        for tier in self.tiers:
+            gone = program.variable(most=np.inf)
+            terms.append((gone, 1.0))
+            away = [(self.away.get((stay.value, tier.name)), stay.bytes) for stay in standing]
+            program.row([(gone, -1.0), *((column, size) for column, size in away if column is not None)], 0.0)
+            rate = tier.out * self.second / self.unit
+            program.row([(self.waits[0], rate), (gone, -1.0)], -self.clocks[0][place] * rate)
+        self._peak_row(place, False, terms, int(self.moments.forward[place]))
+
+    def backward_row(self, place: int) -> None:
+        """Saved values that are still to be read, and what has been computed again and is still to be read."""
+        terms: list[tuple[int, float]] = []
+        for stay in self.stays:
+            if place <= stay.waits:
+                terms.append((self.saved[stay.value], -stay.bytes))
+                terms += [(column, stay.bytes) for column in self.leaving(stay.value)]
+            elif stay.at(place):
+                terms.append((self.saved[stay.value], -stay.bytes))
+        for v, column in self._computed_by(place).items():
+            later = self.moments.first.get(v, -1) > place
+            if later and is_buffer(self.facts, v) and self._held(v):
+                terms.append((column, -self._held(v)))
+        self._peak_row(place, True, terms, int(self.moments.backward[place]))
+
+    def _computed_by(self, place: int) -> Mapping[int, int]:
+        """By value of the last few regions: a variable, whether it has been computed again by an operator."""
+        values, program = self.facts.values, self.program
+        region = values[self.facts.backward[place]].region
+        inside = {v for v in self.needs.inputs if region - self._reach <= values[v].region <= region}
+        columns = {v: program.variable() for v in inside & self.again.keys()}
+        read = {i for b in self.facts.backward[: place + 1] for i in values[b].inputs}
+        for v in sorted({v for i in read for v in self.needs.behind(i)} & columns.keys()):
+            program.row([(columns[v], 1.0), *_columns(v, self.saved)], 1.0)
+        for v, column in columns.items():
+            for u in self.needs.inputs[v]:
+                if u in inside:
+                    program.row([*_columns(u, columns, self.saved), (column, -1.0)], 0.0)
+        return columns
+
+    def refine(self, place: int) -> bool:
+        """Add to the row of an operator of the backward what it leaves out; false where that is done, or too much."""
+        if place in self._refined or len(self.program.cost) + len(self.needs.inputs) > MOST_VARIABLES:
+            return False
+        if (True, place) not in self.peak_rows:
+            self.backward_row(place)
+        self._refined.add(place)
+        self.program.extend(self.peak_rows[True, place], self._waiting(place))
+        return True
+
+    def _waiting(self, place: int) -> list[tuple[int, float]]:
+        """Terms of saved values that only operators read that are run again, and that none of these has read yet.
+
+        An operator is run again by a place only if the backward has read its output by then, or another one has that
+        was run again.
+        """
+        program = self.program
+        run: dict[int, int] = {}
+        for v in sorted(self.needs.inputs, reverse=True):
+            if v not in self.again or not self.needs.before(v, place):
+                continue
+            if self.needs.read_at.get(v, place + 1) <= place:
+                run[v] = self.again[v]
+            else:
+                run[v] = program.variable()
+                program.row([(self.again[v], 1.0), (run[v], -1.0)], 0.0)
+                program.row([*((run[w], 1.0) for w in self.needs.readers[v] if w in run), (run[v], -1.0)], 0.0)
+        terms = []
+        for stay in self.stays:
+            v = stay.value
+            if v in self.needs.read_at or place <= stay.waits:
+                continue
+            waits = program.variable()
+            gone = [*self.leaving(v), *(run[w] for w in self.needs.readers[v] if w in run)]
+            program.row([(waits, 1.0), (self.saved[v], -1.0), *((column, 1.0) for column in gone)], 0.0)
+            terms.append((waits, -stay.bytes))
+        return terms
+
+
+def _columns(v: int, *kinds: Mapping[int, int]) -> list[tuple[int, float]]:
+    """The variables of a value, of these kinds."""
+    return [(kind[v], 1.0) for kind in kinds if v in kind]
