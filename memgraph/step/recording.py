@@ -18,6 +18,7 @@ import enum
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -72,11 +73,11 @@ class Recorder(Protocol):
 class CpuRecorder:
     """Records the thread that makes it, until `stop`. A profiler of torch must not run."""
 
-    def __init__(self, level: int) -> None:
-        """level: bytes allocated now."""
+    def __init__(self, level: int, tensors: Iterable[torch.Tensor]) -> None:
+        """level: bytes allocated now.  tensors: the live ones, whose storages are watched."""
         self.thread = threading.current_thread()
         self._level, self._marks = level, list[tuple[Any, Moment, list[int]]]()
-        self._before = _storages()
+        self._before = _storages(tensors)
         compat.start_allocations()
 
     def mark(self, launch: Any, moment: Moment) -> None:
@@ -120,10 +121,10 @@ class CpuRecorder:
         return sizes
 
 
-def _storages() -> dict[int, tuple[weakref.ref[torch.UntypedStorage], int]]:
-    """The storages on the CPU that Python can reach, and their bytes."""
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[weakref.ref[torch.UntypedStorage], int]]:
+    """The storages of `tensors` on the CPU, and their bytes."""
     found = {}
-    for tensor in measure.live_tensors():
+    for tensor in tensors:
         with contextlib.suppress(Exception):  # tensors that have no storage
             storage = tensor.untyped_storage()
             if storage.device.type == "cpu" and storage.nbytes() >= _SMALL:
@@ -215,4 +216,6 @@ def recorder(device: torch.device, level: int, *, within: bool) -> Recorder | No
     if within:
         return LaunchRecorder()
     # The end of a recording must come on the same thread: only the main thread is sure to come again.
-    return CpuRecorder(level) if threading.current_thread() is threading.main_thread() else None
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return CpuRecorder(level, measure.live_tensors())
