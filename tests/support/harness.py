@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,10 @@ from tests.support.models import build
 class Eager:
     """A Dynamo backend that plans like memgraph and runs both graphs as they are; `planned` has its plans, in order."""
 
+    around: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    """Makes what each run of a graph is done in."""
+    device = "cpu"
+
     def __init__(self, fraction: float | None = None, last: bool = False, tiers: Tiers = NO_TIERS, **options) -> None:
         self.tiers = tiers
         self.bound = Bound(fraction=fraction, last=last)
@@ -31,7 +36,14 @@ class Eager:
         def nop(gm: torch.fx.GraphModule, inputs: list) -> Callable:
             if self.options.retain_graph:
                 compat.donate_nothing()
-            return make_boxed_func(gm.forward)
+            return make_boxed_func(run_of(gm))
+
+        def run_of(gm: torch.fx.GraphModule) -> Callable:
+            def run(*args: object) -> object:
+                with self.around():
+                    return gm.forward(*args)
+
+            return run
 
         compiler = aot_autograd(fw_compiler=nop, bw_compiler=nop, inference_compiler=nop, partition_fn=self.partition)
         donated = not self.options.retain_graph and torch._functorch.config.donated_buffer
@@ -40,7 +52,7 @@ class Eager:
 
     def partition(self, joint, joint_inputs, **arguments):
         forward, backward, planned = plan_partition(
-            joint, joint_inputs, self.options, built_in("cpu"), self.bound, self.tiers, **arguments
+            joint, joint_inputs, self.options, built_in(self.device), self.bound, self.tiers, **arguments
         )
         self.planned.append(planned)
         return forward, backward
