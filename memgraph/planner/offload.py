@@ -31,6 +31,8 @@ from memgraph.planner.queues import Clock, Tier, place
 BASES = 8
 # About how often a base is swept to see what has to leave.
 SWEEPS_OF_A_BASE = 6
+# Up to so many values that leave, each is tried without.
+FEW = 8
 # Windows in largest values: those tried for a bound that the narrowest (0) keeps, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
@@ -106,20 +108,28 @@ class Offloader:
         return self._changed(best, self._bases(pool, more), bound)
 
     def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
-        """The fastest candidate found of bases that save one value more or less, or another one; of small graphs."""
+        """The fastest candidate found near the best one and near the bases; of small graphs."""
         left = polish.sweeps(self.facts)
-        for base in bases:
-            for saved in polish.changes(self.candidates, base):
+        starts = list(bases) if best is None else [best, *bases]
+        tried: set[tuple[frozenset[int], Copies]] = set()
+        while starts:
+            start = starts.pop(0)
+            for key in polish.near(self.candidates, start):
                 if left <= 0:
                     return best
+                if key in tried:
+                    continue
+                tried.add(key)
                 left -= 1
-                changed = self.candidates.of(saved, base.schedule.copies)
+                changed = self.candidates.of(*key)
                 if changed is None or (best is not None and changed.seconds >= best.seconds):
                     continue
                 left -= SWEEPS_OF_A_BASE
                 found = self._under(changed, bound)
-                if found is not None:
-                    best = found if best is None else min(best, found, key=self._cost)
+                if found is not None and (best is None or self._cost(found) < self._cost(best)):
+                    best = found
+                    starts[:0] = [best, start]  # what was tried of this start is not tried again
+                    break
         return best
 
     def smallest(self, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
@@ -229,6 +239,18 @@ class Offloader:
                 high = middle - 1
             else:
                 low = middle + 1
+        return self._fewer(base, best, bound, window)
+
+    def _fewer(self, base: Candidate, best: Candidate, bound: int, window: float) -> Candidate:
+        """The same less single values that need not leave: what was born before them may be the larger part."""
+        gone = [move.value for move in best.moves]
+        if not 1 < len(gone) <= FEW:
+            return best
+        for i in gone:
+            left = [move.value for move in best.moves if move.value != i]
+            found = self._with(base, self._assign(base, left), window)
+            if found.peak <= bound:
+                best = min(best, found, key=self._cost)
         return best
 
     def _with(self, base: Candidate, chosen: Sequence[tuple[int, Tier]], window: float) -> Candidate:

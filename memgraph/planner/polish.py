@@ -4,6 +4,7 @@ Problem: a cut proposes saved sets by sums. Near the best of them, which single 
 
     fill     recomputed values are saved again while the bound has room: those first whose recomputation is dearest a
              byte, later ones before equal earlier ones (what is saved late lives shortly)
+    copied   the same values are saved, and others of the recomputed ones are computed once more
     lower    single values are saved, dropped or exchanged while that lowers the peak
 
 Why not a library: local search is a dozen lines; what it takes is a judge for each step, and that is the sweep.
@@ -18,11 +19,13 @@ Without exchanges 3 of 95 random graphs of up to 10 values missed their lowest p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
+from memgraph.planner.copies import Copies
 
 # How many values all sweeps of one polish may visit together: about a second on one core.
 EFFORT = 60_000
@@ -51,6 +54,12 @@ def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
             best = min(best, found, key=by_time)
         skipped.update(wanted[fits : fits + 1] if fits else wanted[:1])
     return best
+
+
+def copied(candidates: Candidates, base: Candidate, bound: int) -> Candidate:
+    """The fastest candidate under the bound that saves what the base saves, with whatever copies."""
+    found = (candidates.of(*key) for key in _copied(candidates, base))
+    return min([base, *(c for c in found if c is not None and c.peak <= bound)], key=by_time)
 
 
 def lower(candidates: Candidates, start: Candidate) -> Candidate:
@@ -88,6 +97,21 @@ def _worth_saving(candidates: Candidates, base: Candidate) -> list[int]:
         if candidates.may_save(i) and values[i].bytes and values[i].seconds > values[i].hold
     ]
     return sorted(again, key=lambda i: ((values[i].hold - values[i].seconds) / values[i].bytes, -i))
+
+
+def near(candidates: Candidates, base: Candidate) -> Iterator[tuple[frozenset[int], Copies]]:
+    """Saved sets and copies that differ from the base by one value, by its copies, or by both."""
+    yield from _copied(candidates, base)
+    kinds = (base.schedule.copies, *(kind for _, kind in _copied(candidates, base)))
+    for kind, saved in itertools.product(kinds, changes(candidates, base)):
+        yield saved, kind
+
+
+def _copied(candidates: Candidates, base: Candidate) -> Iterator[tuple[frozenset[int], Copies]]:
+    """The saved set of the base with each other kind of copies."""
+    for kind in Copies if candidates.copies else (Copies.NONE,):
+        if kind is not base.schedule.copies:
+            yield frozenset(base.schedule.saved), kind
 
 
 def changes(candidates: Candidates, base: Candidate) -> Iterator[frozenset[int]]:

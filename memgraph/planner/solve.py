@@ -159,7 +159,9 @@ class Planner:
         starts = {id(c): c for c in (self._mixed(uniform, bound), self._fastest(bound)) if c is not None}
         if not starts and self._lowest.peak <= bound:
             starts = {id(self._lowest): self._lowest}
-        return min((polish.fill(self.candidates, c, bound) for c in starts.values()), key=by_time, default=None)
+        filled = (polish.fill(self.candidates, start, bound) for start in starts.values())
+        found = min(filled, key=by_time, default=None)
+        return None if found is None else polish.copied(self.candidates, found, bound)
 
     def _fastest(self, bound: int) -> Candidate | None:
         """The fastest of the linear program's candidates that fits."""
