@@ -46,8 +46,11 @@ class Outputs:
                 allowed = f"allowed: .{', .'.join(sorted(kinds))}"
                 raise fail(f"the report could not be written: {self.plot} is no picture; {allowed}")
 
-    def write(self, report: Any) -> None:
-        """Write a report. Raises typer.Exit where that fails, or where there is no such file of this kind of report."""
+    def write(self, report: Any, frontier: Any = None) -> None:
+        """Write a report.  frontier: for its page.
+
+        Raises typer.Exit where that fails, or where there is no such file of this kind of report.
+        """
         for name, file in self._asked():
             if not hasattr(report, "to_json" if name == "json" else name):
                 allowed = ", ".join(f"--{kind}" for kind in ("html", "plot", "trace") if hasattr(report, kind))
@@ -55,6 +58,8 @@ class Outputs:
             try:
                 if name == "json":
                     file.write_text(report.to_json(), encoding="utf-8")
+                elif frontier is not None:
+                    report.html(file, frontier=frontier)
                 else:
                     getattr(report, name)(file)
             except (OSError, ValueError) as problem:

@@ -5,6 +5,7 @@ A column of places in a growing order is kept as differences. 100,000 buffers ta
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Offload, Recompute, Save, Tile
 from memgraph.planner.decisions import Decision, Doing, Timeline
-from memgraph.reporting import phrases, screen
+from memgraph.reporting import screen
 from memgraph.reporting.figures import Figures
+from memgraph.reporting.frontier import Frontier
 from memgraph.reporting.layers import Layers, fold
 from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.step_figures import StepFigures
@@ -35,8 +37,8 @@ class _Texts:
         return [self.place(text) for text in texts]
 
 
-def part(figures: Figures) -> dict[str, Any]:
-    """One planned graph."""
+def part(figures: Figures, curve: Frontier | None = None) -> dict[str, Any]:
+    """One planned graph.  curve: time against memory of its step, where that was planned."""
     texts = _Texts()
     planned = _track(figures.timeline, figures, texts)
     unplanned = _track(figures.unplanned_timeline, figures, texts)
@@ -47,7 +49,6 @@ def part(figures: Figures) -> dict[str, Any]:
         "source_of_peak": str(figures.source_of_peak),
         "source_of_unplanned_peak": str(figures.source_of_unplanned_peak),
         "measured_peak": figures.measured_peak,
-        "summary": phrases.summary(figures),
         "answers": [list(pair) for pair in screen.answers(figures) if pair[0] != "next"],
         "standing": _standing(figures),
         "stuff": [stuff.value for stuff in STUFF],
@@ -68,6 +69,7 @@ def part(figures: Figures) -> dict[str, Any]:
         "notes": list(figures.notes),
         "stages": [[name, seconds] for name, seconds in figures.stages],
         "versions": [list(pair) for pair in figures.versions],
+        "frontier": None if curve is None else frontier(curve, figures),
     }
     return data | {"texts": list(texts.places)}
 
@@ -193,12 +195,34 @@ def _shards(group: Layers, tiles: Iterable[Decision]) -> str:
     return ", ".join(map(str, sorted(count for count in found if count is not None)))
 
 
-def step(figures: StepFigures, summary: str) -> dict[str, Any]:
+def frontier(curve: Frontier, figures: Figures) -> dict[str, Any]:
+    """Time against memory: the points of many budgets, and which of them is nearest to that of a report."""
+    usable = figures.predicted_peak if figures.budget is None else figures.budget - figures.reserve
+    budget = min(usable + curve.reserve, curve.points[-1].budget)
+    places = range(len(curve.points))
+    own = figures.predicted_time / curve.unplanned_time - 1 if curve.unplanned_time > 0 else 0.0
+    return {
+        "about": f"{curve.graph} on {curve.device}",
+        "least_peak": curve.least_peak,
+        "knees": [place for place in places if curve.points[place] in curve.knees],
+        "plan": {"budget": budget, "slowdown": own},
+        "here": min(places, key=lambda place: abs(curve.points[place].budget - budget)),
+        "points": [
+            dataclasses.asdict(point)
+            | {
+                "slowdown": curve.slowdown(point),
+                "least_slowdown": curve.least_slowdown(point),
+            }
+            for point in curve.points
+        ],
+    }
+
+
+def step(figures: StepFigures) -> dict[str, Any]:
     """A step of training: its newest measured round, launch by launch, and what ran outside of the graphs."""
     shown = figures.measured or figures.newest
     return {
         "device": figures.device,
-        "summary": summary,
         "budget": figures.budget,
         "reserve": figures.reserve,
         "level": figures.level,

@@ -11,6 +11,7 @@ from memgraph.base.sizes import format_size
 from memgraph.planner.decisions import Event
 from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.phrases import duration
+from tests.reporting.test_page import curve
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
 from tests.support import browser as chromium
@@ -228,5 +229,51 @@ def test_a_step_and_its_graphs(browser, tmp_path):
     assert first[3:6] == [format_size(size) for size in (*planned, *measured)]
     browser.run("document.querySelectorAll('#launch-rows tbody tr')[4].click()")
     assert "loss [0]" in browser.run("document.getElementById('title').textContent")
-    assert browser.run("document.getElementById('step').hidden") is True
+    assert browser.run("document.getElementById('sheet').hidden") is True
     assert browser.errors == []
+
+
+def figures_of_the_frontier(page):
+    script = """Object.fromEntries([...document.querySelectorAll('#frontier-rows tbody tr')].map((row) =>
+        [row.dataset.figure, [...row.cells].slice(1).map((cell) => [cell.textContent, Number(cell.dataset.value)])]))"""
+    return page.run(script)
+
+
+def test_the_slider_shows_what_another_budget_changes(browser, tmp_path):
+    report = dataclasses.replace(REPORT, reserve=0, budget=500 * 2**20)
+    found = curve(report)
+    report.html(tmp_path / "report.html", frontier=found)
+    browser.errors.clear()
+    browser.open(tmp_path / "report.html")
+    told = "document.getElementById('frontier-told').textContent"
+    assert browser.run(told) == "The budget of this plan."
+    assert browser.run("document.querySelectorAll('#frontier-curve .knee').length") == len(found.knees) > 0
+    browser.run("document.getElementById('budgets').focus()")
+    browser.press("ArrowLeft")
+    rows = figures_of_the_frontier(browser)
+    for key, value in vars(found.points[0]).items():
+        if key != "least_seconds":
+            own = getattr(found.points[1], key)
+            assert [number for _, number in rows[key]] == pytest.approx([value, own, value - own])
+    assert rows["recomputed"][2][0] == "+200.0 MiB" and rows["peak"][2][0] == "-200.0 MiB"
+    later = 100 * (found.points[0].seconds / found.points[1].seconds - 1)
+    assert browser.run(told) == (
+        f"40.0 % less memory: +{later:.1f} % time, 200.0 MiB more recomputed, 64.0 MiB more offloaded."
+    )
+    browser.press("End")
+    assert browser.run("Number(document.getElementById('budgets').value)") == 3
+    assert "80.0 % more memory: -" in browser.run(told) and "2 fewer regions in shards" in browser.run(told)
+    browser.run("document.querySelector('#frontier-curve [data-point=\"1\"]').dispatchEvent(new MouseEvent('click'))")
+    assert browser.run(told) == "The budget of this plan."
+    place = browser.run("""(() => { const box = (id) => document.querySelector(id).getBBox();
+        const [plan, dot] = [box('#frontier-plan'), box('#frontier-curve [data-point="1"]')];
+        return [plan.x + plan.width / 2, dot.x + dot.width / 2] })()""")
+    assert place[0] == pytest.approx(place[1], abs=0.5)  # the plan stands over its budget
+    browser.look(800, 900, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 800
+    assert browser.errors == []
+
+
+def test_without_a_frontier_the_page_says_how_to_get_one(page):
+    assert "--frontier" in page.run("document.getElementById('frontier').textContent")
+    assert page.run("document.getElementById('budgets') === null")

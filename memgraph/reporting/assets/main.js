@@ -7,6 +7,9 @@ const KEYS = [
   ["Escape", "choose nothing"],
 ];
 
+// The views that are no graph: each is shown in the sheet, and returns what draws its pictures again.
+const SHEETS = { step: showStep };
+
 class Page {
   constructor(data) {
     this.data = data;
@@ -15,6 +18,7 @@ class Page {
     this.chart = new Chart(this);
     this.live = new Live(this);
     this.model = new Model(this);
+    this.frontier = new Frontier(this);
     this.colours = new Map();
     this.listen();
     this.tabs();
@@ -28,43 +32,31 @@ class Page {
   }
 
   tabs() {
-    const { parts, step } = this.data;
-    const entries = [
-      ...(step ? [["the step", () => this.showStep()]] : []),
-      ...(parts.length > 1 || step ? parts.map((part, i) => [part.graph, () => this.show(i)]) : []),
-    ];
-    $("tabs").replaceChildren(...entries.map(([name, act]) => make("button", { role: "tab", onclick: act }, name)));
-    if (step) this.showStep();
-    else this.show(0);
+    const { views } = this.data;
+    $("tabs").replaceChildren(...(views.length < 2 ? [] : views.map((view, i) => make("button",
+      { role: "tab", onclick: () => this.open(i) }, view.name))));
+    this.open(0);
   }
 
-  choseTab(number) {
+  // Show one of the views.
+  open(number) {
+    const view = this.data.views[number];
     [...$("tabs").children].forEach((tab, i) => tab.setAttribute("aria-selected", String(i === number)));
-  }
-
-  showStep() {
-    const { step } = this.data;
-    $("step").hidden = false;
-    $("graph").hidden = true;
-    $("title").textContent = `memgraph: a step on ${step.device}`;
-    $("summary").textContent = step.summary;
-    this.choseTab(0);
-    showStep(this, step);
-  }
-
-  showGraph(name) {
-    const found = this.data.parts.findIndex((part) => part.graph === name);
-    if (found >= 0) this.show(found);
+    $("title").textContent = `memgraph: ${view.title}`;
+    $("summary").textContent = view.summary;
+    $("graph").hidden = view.kind !== "graph";
+    $("sheet").hidden = view.kind === "graph";
+    this.drawSheet = null;
+    if (view.kind === "graph") this.show(view.part);
+    else {
+      this.drawSheet = SHEETS[view.kind](this, view);
+      this.drawSheet();
+    }
   }
 
   show(number) {
     this.part = this.parts[number];
     const { data } = this.part;
-    $("step").hidden = true;
-    $("graph").hidden = false;
-    $("title").textContent = `memgraph: ${data.graph} on ${data.device}`;
-    $("summary").textContent = data.summary;
-    this.choseTab(number + (this.data.step ? 1 : 0));
     $("answers").replaceChildren(...data.answers.map(([name, text], i) => {
       const over = text.includes("OVER") || text.startsWith("no");
       return make("div", { class: `answer ${i ? "" : over ? "over" : "fits"}` }, make("b", {}, name), text);
@@ -74,6 +66,7 @@ class Page {
     this.useAxis(this.part.timed);
     $("axis").disabled = !this.part.timed;
     this.legend();
+    this.frontier.show(this.part);
     showNotes(this.part);
     this.model.open.clear();
     this.model.show();
@@ -108,10 +101,12 @@ class Page {
 
   redraw() {
     this.colours.clear();
+    if (this.drawSheet) this.drawSheet();
     if ($("graph").hidden) return;
     this.chart.fit();
     this.chart.draw();
     this.chart.drawOver();
+    this.frontier.draw();
   }
 
   // Draw once in a frame, whatever happened in it.
@@ -181,7 +176,6 @@ class Page {
     const dark = getComputedStyle(root).colorScheme === "dark";
     root.dataset.theme = dark ? "light" : "dark";
     this.redraw();
-    if (!$("step").hidden) drawLaunches(this, this.data.step);
   }
 
   help() {
@@ -257,10 +251,7 @@ class Page {
     };
     for (const [id, act] of Object.entries(acts)) $(id).addEventListener("click", act);
     document.addEventListener("keydown", (event) => this.key(event, acts));
-    window.addEventListener("resize", () => {
-      this.redraw();
-      if (!$("step").hidden) drawLaunches(this, this.data.step);
-    });
+    window.addEventListener("resize", () => this.redraw());
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
