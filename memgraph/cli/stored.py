@@ -1,7 +1,8 @@
-"""`memgraph reports` and `memgraph report`: what this and past processes have planned, from the plan store."""
+"""`memgraph reports`, `report` and `diff`: what this and past processes have planned, from the plan store."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 from pathlib import Path
@@ -61,7 +62,7 @@ def report(
 ) -> None:
     outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
     outputs.check()
-    found = _from_file(Path(key)) if key.endswith(".json") or Path(key).is_file() else _from_store(key)
+    found = _from_file(Path(key)) if _is_file(key) else _from_store(key)
     if explain is None:
         show_report(found, details)
     else:
@@ -92,26 +93,45 @@ def _save(found: Any, file: Path) -> None:
 
 
 DIFF_HELP = """
-Compare two plan files on one screen: which decisions differ, what each plan takes, and how long a step is.
+Compare two plans on one screen: which decisions differ, what each plan takes, and how long a step is.
 
-FIRST, SECOND: what `report.plan.save` or `memgraph report KEY --plan` wrote.
+FIRST, SECOND: a plan file (`report.plan.save`, `memgraph report KEY --plan`), a report file (--json), or the beginning
+of a key that `memgraph reports` lists. The page of two reports has their curves over each other.
 
-Exit codes: 0 done; 2 a file has no plan."""
+Exit codes: 0 done; 1 the page could not be written; 2 there is no such plan."""
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="FIRST.json", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="SECOND.json", show_default=False)],
+    first: Annotated[str, typer.Argument(metavar="FIRST", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="SECOND", show_default=False)],
+    html: Html = None,
 ) -> None:
     from memgraph.base.errors import PlanError
-    from memgraph.planner.step_plan import StepPlan
     from memgraph.reporting.plan_diff import diff as compare
 
+    outputs = Outputs(html=html)
+    outputs.check()
     try:
-        plans = [StepPlan.load(file) for file in (first, second)]
+        found = compare(_plan_or_report(first), _plan_or_report(second))
     except PlanError as problem:
         raise fail(str(problem), 2) from problem
-    show_report(compare(*plans), details=False)
+    show_report(found, details=False)
+    outputs.write(found)
+
+
+def _plan_or_report(name: str) -> Any:
+    """What a plan file, a report file or the beginning of a key stands for.  Raises PlanError for another file."""
+    from memgraph.base.errors import PlanError
+    from memgraph.planner.step_plan import StepPlan
+
+    if not _is_file(name):
+        return _from_store(name)
+    try:
+        return StepPlan.load(name)
+    except PlanError:
+        with contextlib.suppress(OSError, ValueError):
+            return _read(Path(name))
+        raise
 
 
 def _from_store(key: str) -> Any:
@@ -125,18 +145,27 @@ def _from_store(key: str) -> Any:
     return same[0].report
 
 
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") or Path(name).is_file()
+
+
 def _from_file(file: Path) -> Any:
     """The report, or report of a step, that a file has."""
+    try:
+        return _read(file)
+    except OSError as problem:
+        raise fail(f"{file} cannot be read: {problem}", 2) from problem
+    except ValueError as problem:
+        raise fail(f"{file} has no report: {problem}", 2) from problem
+
+
+def _read(file: Path) -> Any:
+    """The same.  Raises OSError, and ValueError where the file has none."""
     from memgraph.reporting.report import Report
     from memgraph.reporting.step_report import StepReport
 
+    text = file.read_text(encoding="utf-8")
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise fail(f"{file} cannot be read: {problem}", 2) from problem
-    for kind in (Report, StepReport):
-        try:
-            return kind.from_json(text)
-        except ValueError as problem:
-            reason = problem
-    raise fail(f"{file} has no report: {reason}", 2)
+        return Report.from_json(text)
+    except ValueError:
+        return StepReport.from_json(text)

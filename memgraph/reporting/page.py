@@ -17,7 +17,7 @@ from pathlib import Path
 from memgraph.reporting.page_views import Views
 
 # In the order in which they are needed.
-SCRIPTS = ("words", "data", "axis", "chart", "lanes", "live", "model", "frontier", "step", "export", "main")
+SCRIPTS = ("words", "data", "axis", "chart", "lanes", "live", "model", "frontier", "step", "diff", "export", "main")
 VERSION = 2  # of the data
 
 

@@ -10,6 +10,7 @@ from memgraph.backend.budget import Bound
 from memgraph.backend.records import Accepted, stored
 from memgraph.base.store import Store
 from memgraph.cli.app import app
+from tests.reporting.test_page import read
 from tests.reporting.test_plan_diff import plan as plan_of
 from tests.reporting.test_report import example
 from tests.reporting.test_step_report import example as step_example
@@ -112,3 +113,42 @@ def test_a_plan_is_written_from_a_report_and_compared(tmp_path):
     assert "memgraph: two plans" in result.output and "not held" in result.output
     result = run("diff", first, tmp_path / "none.json")
     assert result.exit_code == 2 and "there is no such file" in result.output
+
+
+def test_two_reports_are_compared_in_a_page(tmp_path):
+    decisions = list(example().decisions)
+    one = dataclasses.replace(example(), key="abc", plan=plan_of(decisions))
+    two = dataclasses.replace(example(), plan=plan_of(decisions[1:]), graph="loss_fn [1]")
+    Store().put("abc", Accepted(Bound(), one, {}).to_record())
+    (tmp_path / "two.json").write_text(two.to_json())
+    result = run("diff", "ab", tmp_path / "two.json", "--html", tmp_path / "diff.html")
+    assert result.exit_code == 0 and "not held" in result.output, result.output
+    data = read((tmp_path / "diff.html").read_text())
+    assert [view["name"] for view in data["views"]] == [
+        "the difference",
+        "first: loss_fn [0]",
+        "second: loss_fn [1]",
+    ]
+    one.plan.save(tmp_path / "plan.json")
+    result = run("diff", tmp_path / "plan.json", tmp_path / "two.json", "--html", tmp_path / "plans.html")
+    assert result.exit_code == 0
+    assert read((tmp_path / "plans.html").read_text())["views"][0]["diff"]["missing"] == ["first"]
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (["abc", "nothing"], 2, "begins with 'nothing'"),
+        (["abc", "{}/other.json"], 2, "it is no plan of memgraph's"),
+        (["abc", "{}/report.json"], 2, "has no plan"),
+        (["abc", "abc", "--html", "{}/no/r.html"], 1, "cannot be made"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line_and_a_code(tmp_path, arguments, code, says):
+    report = dataclasses.replace(example(), plan=plan_of(list(example().decisions)))
+    Store().put("abc", Accepted(Bound(), report, {}).to_record())
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "report.json").write_text(example().to_json())
+    result = run("diff", *[text.replace("{}", str(tmp_path)) for text in arguments])
+    assert result.exit_code == code and says in result.output, result.output
+    assert "Traceback" not in result.output and len(result.output.splitlines()) == 1

@@ -8,10 +8,13 @@ import json
 import pytest
 
 from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Recompute, Save
 from memgraph.planner.decisions import Event
 from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.phrases import duration
+from memgraph.reporting.plan_diff import diff
 from tests.reporting.test_page import curve
+from tests.reporting.test_plan_diff import layers, plan
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
 from tests.support import browser as chromium
@@ -277,3 +280,36 @@ def test_the_slider_shows_what_another_budget_changes(browser, tmp_path):
 def test_without_a_frontier_the_page_says_how_to_get_one(page):
     assert "--frontier" in page.run("document.getElementById('frontier').textContent")
     assert page.run("document.getElementById('budgets') === null")
+
+
+def test_two_reports_in_one_page(browser, tmp_path):
+    first = dataclasses.replace(REPORT, plan=plan(layers(Save())))
+    second = dataclasses.replace(synthetic(12, 60), plan=plan([*layers(Save())[:8], *layers(Recompute())[8:]]))
+    diff(first, second).html(tmp_path / "diff.html")
+    browser.errors.clear()
+    browser.open(tmp_path / "diff.html")
+    assert browser.run("document.getElementById('graph').hidden") is True
+    (row,) = rows(browser, "changes")
+    assert row[0][:5] == ["▸ model.layers.8..31.mlp.up_proj", "save", "recompute", "24", format_size(48 * 2**20)]
+    browser.run("document.querySelector('#changes tr.group').click()")
+    assert len(rows(browser, "changes")) == 25
+    browser.press("/")
+    browser.run("""(() => { const s = document.activeElement; s.value = 'up_9';
+        s.dispatchEvent(new Event('input')); })()""")
+    assert [cells[0] for cells, _ in rows(browser, "changes")] == [
+        "▾ model.layers.8..31.mlp.up_proj",
+        "up_9  model.layers.9.mlp.up_proj",
+    ]
+    box = browser.run("""(() => { const r = document.getElementById('pair').getBoundingClientRect();
+        return [r.x, r.y, r.width] })()""")
+    browser.mouse("mouseMoved", box[0] + box[2] / 2, box[1] + 100)
+    told = browser.run("document.getElementById('pair-told').textContent")
+    assert "first " in told and "second " in told and "difference " in told
+    for number, report in ((1, first), (2, second)):
+        browser.run(f"document.querySelectorAll('#tabs button')[{number}].click()")
+        assert browser.run("Number(document.getElementById('moment').dataset.bytes)") == report.predicted_peak
+    assert browser.run("document.getElementById('sheet').hidden") is True
+    browser.run("document.querySelectorAll('#tabs button')[0].click()")
+    browser.look(800, 900, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 800
+    assert browser.errors == []

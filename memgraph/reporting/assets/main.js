@@ -8,7 +8,7 @@ const KEYS = [
 ];
 
 // The views that are no graph: each is shown in the sheet, and returns what draws its pictures again.
-const SHEETS = { step: showStep };
+const SHEETS = { step: showStep, diff: showDiff };
 
 class Page {
   constructor(data) {
@@ -268,6 +268,10 @@ class Page {
     }
     if (event.key === "d") this.theme();
     if (event.key === "?") this.help();
+    if (event.key === "/" && $("graph").hidden && $("wanted")) {
+      event.preventDefault();
+      $("wanted").focus();
+    }
     if ($("graph").hidden || $("keys").open) return;
     const by = event.shiftKey ? 50 : 1;
     const done = {
