@@ -17,6 +17,22 @@ from memgraph.cli.target import TARGET_HELP, load_step, own_words
 from memgraph.cli.terminal import console, pair, parse_budget, parse_offload, parse_value, refusals
 
 PLAN_HELP = f"Plan a step without running or compiling anything.\n\n{TARGET_HELP}"
+Budget = Annotated[str, typer.Option(help='"20GiB"; a share such as 0.4; "auto" for the device\'s capacity; "none"')]
+Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")]
+Recompute = Annotated[
+    bool | None, typer.Option("--recompute/--no-recompute", help="whether values may be computed again")
+]
+Offload = Annotated[str | None, typer.Option(help='"host"; a folder for a scratch file; or JSON: {"host": "64GiB"}')]
+Tile = Annotated[
+    bool | None, typer.Option("--tile/--no-tile", help="whether MLPs, experts and the loss may run in shards")
+]
+Rules = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN=ACTION", help="a pin, such as lm_head=tile:16; any number")
+]
+AnyOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
+]
 LongestSize = Annotated[
     bool, typer.Option("--longest", help="plan for the largest size of --dim that the budget has room for")
 ]
@@ -33,30 +49,15 @@ Asked: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def plan(
     target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False)],
-    budget: Annotated[
-        str, typer.Option(help='"20GiB"; a share such as 0.4; "auto" for the device\'s capacity; "none"')
-    ] = "auto",
+    budget: Budget = "auto",
     reserve: Annotated[str, typer.Option(help="bytes of the budget to hold back, such as 2GiB")] = "0B",
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
-    ] = None,
+    device: Device = None,
     hardware: Annotated[str | None, typer.Option(help="plan with the built-in figures of this device: H100")] = None,
-    recompute: Annotated[
-        bool | None, typer.Option("--recompute/--no-recompute", help="whether values may be computed again")
-    ] = None,
-    offload: Annotated[
-        str | None, typer.Option(help='"host"; a folder for a scratch file; or JSON: {"host": "64GiB"}')
-    ] = None,
-    tile: Annotated[
-        bool | None, typer.Option("--tile/--no-tile", help="whether MLPs, experts and the loss may run in shards")
-    ] = None,
-    rules: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN=ACTION", help="a pin, such as lm_head=tile:16; any number")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
-    ] = None,
+    recompute: Recompute = None,
+    offload: Offload = None,
+    tile: Tile = None,
+    rules: Rules = None,
+    option: AnyOption = None,
     optimizer: OptimizerName = None,
     longest: LongestSize = False,
     dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,

@@ -20,7 +20,8 @@ SHOWN = 12  # letters of a key: enough to tell some hundred apart
 REPORT_HELP = """
 Show a report again: a plan that this or a past process has kept, or a file.
 
-KEY is the beginning of a key that `memgraph reports` lists, or a file that --json or to_json() wrote.
+KEY is the beginning of a key that `memgraph reports` lists, or a file that --json or to_json() wrote. Several are those
+of several ranks: a table of their peaks, and with --html a page with a tab for each.
 
 Exit codes: 0 done; 1 a file could not be written; 2 there is no such report, or several begin so."""
 
@@ -49,7 +50,7 @@ def reports(
 
 
 def report(
-    key: Annotated[str, typer.Argument(metavar="KEY|FILE.json", show_default=False)],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY|FILE.json...", show_default=False)],
     json: Json = None,
     html: Html = None,
     plot: Plot = None,
@@ -62,7 +63,9 @@ def report(
 ) -> None:
     outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
     outputs.check()
-    found = _from_file(Path(key)) if _is_file(key) else _from_store(key)
+    if len(keys) > 1 and any((json, plot, trace, plan, explain, details)):
+        raise fail("of several reports there is a table and --html; allowed beside others: one KEY", 2)
+    found = _found(keys[0]) if len(keys) == 1 else _of_ranks(keys)
     if explain is None:
         show_report(found, details)
     else:
@@ -70,6 +73,17 @@ def report(
     outputs.write(found)
     if plan is not None:
         _save(found, plan)
+
+
+def _found(key: str) -> Any:
+    return _from_file(Path(key)) if _is_file(key) else _from_store(key)
+
+
+def _of_ranks(keys: list[str]) -> Any:
+    """The reports of several ranks, beside each other."""
+    from memgraph.reporting.ranks import RankReports
+
+    return RankReports.of(map(_found, keys))
 
 
 def _explained(found: Any, what: str) -> Any:

@@ -151,6 +151,9 @@ class Figures:
     byte_price: float | None = None
     """Seconds of a step that one more byte of the budget is worth, by the linear program that bounds all plans."""
 
+    rank: int | None = None
+    """Of the process, among those that train together; None where it trains alone."""
+
     plan: StepPlan | None = None
     """The plan as it can be kept in a file; None where there is none, or an earlier version made the figures."""
 

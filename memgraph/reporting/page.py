@@ -17,7 +17,21 @@ from pathlib import Path
 from memgraph.reporting.page_views import Views
 
 # In the order in which they are needed.
-SCRIPTS = ("words", "data", "axis", "chart", "lanes", "live", "model", "frontier", "step", "diff", "export", "main")
+SCRIPTS = (
+    "words",
+    "data",
+    "axis",
+    "chart",
+    "lanes",
+    "live",
+    "model",
+    "frontier",
+    "step",
+    "diff",
+    "ranks",
+    "export",
+    "main",
+)
 VERSION = 2  # of the data
 
 

@@ -17,7 +17,8 @@ class Views:
         self.parts: list[dict[str, Any]] = []
         """The graphs, as `page_data.part` has them."""
         self.views: list[dict[str, Any]] = []
-        """A view says its kind, its name in the list of views, its title and summary; a graph, which part it is."""
+        """A view says its kind, the name of its tab, its title and summary; a graph, which part it is, and behind which
+        tab it is shown where it has none of its own."""
 
     @classmethod
     def of_graph(cls, figures: Figures, frontier: Frontier | None = None) -> Views:
@@ -42,19 +43,26 @@ class Views:
         """Add a view, after those that are there."""
         self.views.append({"kind": kind, "name": name, "title": title, "summary": summary, **data})
 
-    def graph(self, figures: Figures, *, name: str | None = None, frontier: Frontier | None = None) -> int:
-        """Add the view of a graph; returns which part it is."""
+    def graph(
+        self, figures: Figures, *, name: str = "", frontier: Frontier | None = None, under: int | None = None
+    ) -> int:
+        """Add the view of a graph; returns which part it is.
+
+        under: the view whose tab it is shown behind; None for a tab of its own, with `name`.
+        """
         self.parts.append(page_data.part(figures, frontier))
         part = len(self.parts) - 1
         title = f"{figures.graph} on {figures.device}"
-        self.add("graph", name=name or figures.graph, title=title, summary=phrases.summary(figures), part=part)
+        self.add(
+            "graph", name=name or figures.graph, title=title, summary=phrases.summary(figures), part=part, under=under
+        )
         return part
 
-    def step(self, figures: StepFigures, summary: str, *, name: str = "the step") -> None:
-        """Add the view of a step, and those of its graphs.  summary: of the step."""
-        data = page_data.step(figures)
+    def step(self, figures: StepFigures, summary: str, *, name: str = "the step", tabs: bool = True) -> None:
+        """Add the view of a step, and those of its graphs.  summary: of the step.  tabs: whether each has a tab."""
+        data, under = page_data.step(figures), None if tabs else len(self.views)
         self.add("step", name=name, title=f"a step on {figures.device}", summary=summary, step=data)
         data["views"] = {}  # of its graphs, by their names
         for part in figures.parts:
             data["views"].setdefault(part.graph, len(self.views))
-            self.graph(part)
+            self.graph(part, under=under)

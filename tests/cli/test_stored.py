@@ -152,3 +152,19 @@ def test_what_cannot_be_compared_is_one_line_and_a_code(tmp_path, arguments, cod
     result = run("diff", *[text.replace("{}", str(tmp_path)) for text in arguments])
     assert result.exit_code == code and says in result.output, result.output
     assert "Traceback" not in result.output and len(result.output.splitlines()) == 1
+
+
+def test_several_ranks_are_one_table_and_one_page(tmp_path):
+    keep("abc1" + "0" * 60)
+    for rank in range(2):
+        report = dataclasses.replace(example(), rank=rank, predicted_peak=example().predicted_peak + rank)
+        (tmp_path / f"{rank}.json").write_text(report.to_json())
+    files = [tmp_path / "1.json", tmp_path / "0.json"]
+    result = run("report", *files, "abc", "--html", tmp_path / "ranks.html")
+    assert result.exit_code == 0, result.output
+    assert "memgraph: 3 ranks" in result.output and "rank 1 is the tightest" in result.output
+    data = read((tmp_path / "ranks.html").read_text())
+    assert [view["name"] for view in data["views"]] == ["all ranks", "rank 0", "rank 1", "report 3"]
+    result = run("report", *files, "--json", tmp_path / "both.json")
+    assert result.exit_code == 2 and "allowed beside others: one KEY" in result.output
+    assert run("report", *files, tmp_path / "none.json").exit_code == 2

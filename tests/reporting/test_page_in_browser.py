@@ -13,6 +13,7 @@ from memgraph.planner.decisions import Event
 from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.phrases import duration
 from memgraph.reporting.plan_diff import diff
+from memgraph.reporting.ranks import RankReports
 from tests.reporting.test_page import curve
 from tests.reporting.test_plan_diff import layers, plan
 from tests.reporting.test_report import EMPTY, example
@@ -309,6 +310,32 @@ def test_two_reports_in_one_page(browser, tmp_path):
         browser.run(f"document.querySelectorAll('#tabs button')[{number}].click()")
         assert browser.run("Number(document.getElementById('moment').dataset.bytes)") == report.predicted_peak
     assert browser.run("document.getElementById('sheet').hidden") is True
+    browser.run("document.querySelectorAll('#tabs button')[0].click()")
+    browser.look(800, 900, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 800
+    assert browser.errors == []
+
+
+def test_ranks_beside_each_other(browser, tmp_path):
+    ranks = [dataclasses.replace(REPORT, rank=n, predicted_peak=REPORT.predicted_peak + n) for n in range(2)]
+    step = step_example(rank=2, parts=(dataclasses.replace(REPORT, graph="loss [0]"),), budget=2**30)
+    found = RankReports.of([*ranks, step])
+    found.html(tmp_path / "ranks.html")
+    browser.errors.clear()
+    browser.open(tmp_path / "ranks.html")
+    told = browser.run("""[...document.querySelectorAll('#ranks tbody tr')].map((row) =>
+        [...row.cells].map((cell) => cell.textContent))""")
+    assert [row[0] for row in told] == ["rank 0", "rank 1", "rank 2"]
+    assert [row[3] for row in told] == [format_size(r.predicted_peak) for r in (*ranks, step)]
+    assert [row[-1] for row in told] == ["the tightest" * (rank is found.tightest) for rank in found.ranks]
+    assert browser.run("document.querySelectorAll('#rank-bars [data-rank]').length") == 3
+    tabs = "[...document.querySelectorAll('#tabs button')].filter((tab) => !tab.hidden).map((tab) => tab.textContent)"
+    assert browser.run(tabs) == ["all ranks", "rank 0", "rank 1", "rank 2"]
+    browser.run("document.querySelectorAll('#ranks tbody tr')[2].click()")
+    browser.run("document.querySelectorAll('#launch-rows tbody tr')[4].click()")
+    assert "loss [0]" in browser.run("document.getElementById('title').textContent")
+    chosen = browser.run("document.querySelector('#tabs [aria-selected=true]').textContent")
+    assert chosen == "rank 2"  # the graph is one of that rank's
     browser.run("document.querySelectorAll('#tabs button')[0].click()")
     browser.look(800, 900, dark=True)
     assert browser.run("document.documentElement.scrollWidth") <= 800

@@ -8,7 +8,7 @@ const KEYS = [
 ];
 
 // The views that are no graph: each is shown in the sheet, and returns what draws its pictures again.
-const SHEETS = { step: showStep, diff: showDiff };
+const SHEETS = { step: showStep, diff: showDiff, ranks: showRanks };
 
 class Page {
   constructor(data) {
@@ -33,15 +33,18 @@ class Page {
 
   tabs() {
     const { views } = this.data;
-    $("tabs").replaceChildren(...(views.length < 2 ? [] : views.map((view, i) => make("button",
-      { role: "tab", onclick: () => this.open(i) }, view.name))));
+    $("tabs").replaceChildren(...(views.length < 2 ? [] : views.map((view, i) => make("button", {
+      role: "tab", "data-view": i, hidden: Number.isInteger(view.under), onclick: () => this.open(i),
+    }, view.name))));
     this.open(0);
   }
 
   // Show one of the views.
   open(number) {
     const view = this.data.views[number];
-    [...$("tabs").children].forEach((tab, i) => tab.setAttribute("aria-selected", String(i === number)));
+    for (const tab of $("tabs").children) {
+      tab.setAttribute("aria-selected", String(Number(tab.dataset.view) === (view.under ?? number)));
+    }
     $("title").textContent = `memgraph: ${view.title}`;
     $("summary").textContent = view.summary;
     $("graph").hidden = view.kind !== "graph";
