@@ -16,7 +16,10 @@ Json = Annotated[Path | None, typer.Option(help="write the whole report here, as
 Html = Annotated[Path | None, typer.Option(help="write a page here that a browser opens from disk")]
 Plot = Annotated[Path | None, typer.Option(help="draw the timeline here")]
 Trace = Annotated[Path | None, typer.Option(help="write a trace here, for ui.perfetto.dev")]
+Snapshot = Annotated[Path | None, typer.Option(help="write a snapshot here, for pytorch.org/memory_viz")]
 Details = Annotated[bool, typer.Option("--details", help="print all of it, and not one screen")]
+
+KINDS = ("html", "plot", "trace", "snapshot")  # that some reports have and others not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Outputs:
     html: Path | None = None
     plot: Path | None = None
     trace: Path | None = None
+    snapshot: Path | None = None
 
     def _asked(self) -> Iterator[tuple[str, Path]]:
         for field in dataclasses.fields(self):
@@ -53,7 +57,7 @@ class Outputs:
         """
         for name, file in self._asked():
             if not hasattr(report, "to_json" if name == "json" else name):
-                allowed = ", ".join(f"--{kind}" for kind in ("html", "plot", "trace") if hasattr(report, kind))
+                allowed = ", ".join(f"--{kind}" for kind in KINDS if hasattr(report, kind))
                 raise fail(f"there is no --{name} here; allowed: --json, {allowed}", 2)
             try:
                 if name == "json":

@@ -11,7 +11,7 @@ import typer
 from memgraph import simulator
 from memgraph.base.errors import OptionsError
 from memgraph.cli.exact import Exactly, on_card, show_exact
-from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
+from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Snapshot, Trace
 from memgraph.cli.outputs import show as show_report
 from memgraph.cli.target import TARGET_HELP, load_step, own_words
 from memgraph.cli.terminal import console, pair, parse_budget, parse_offload, parse_value, refusals
@@ -68,14 +68,15 @@ def plan(
     html: Html = None,
     plot: Plot = None,
     trace: Trace = None,
+    snapshot: Snapshot = None,
     details: Details = False,
 ) -> None:
-    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
+    outputs = Outputs(json=json, html=html, plot=plot, trace=trace, snapshot=snapshot)
     with refusals():
         if exact and not simulator.here():
             raise on_card(hardware)
         outputs.check()
-        if frontier and (longest or exact or trace):
+        if frontier and (longest or exact or trace or snapshot):
             raise OptionsError(f"--frontier asks about many budgets; allowed beside it: {', '.join(OF_MANY)}")
         named = {
             "recompute": recompute,

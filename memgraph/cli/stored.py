@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from memgraph.base.sizes import format_size
-from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
+from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Snapshot, Trace
 from memgraph.cli.outputs import show as show_report
 from memgraph.cli.terminal import console, fail, show
 
@@ -55,15 +55,16 @@ def report(
     html: Html = None,
     plot: Plot = None,
     trace: Trace = None,
+    snapshot: Snapshot = None,
     details: Details = False,
     explain: Annotated[
         str | None, typer.Option(metavar="MODULE", help="why the values of a module, or one value, are where they are")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="write the plan here, for the option `plan`")] = None,
 ) -> None:
-    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
+    outputs = Outputs(json=json, html=html, plot=plot, trace=trace, snapshot=snapshot)
     outputs.check()
-    if len(keys) > 1 and any((json, plot, trace, plan, explain, details)):
+    if len(keys) > 1 and any((json, plot, trace, snapshot, plan, explain, details)):
         raise fail("of several reports there is a table and --html; allowed beside others: one KEY", 2)
     found = _found(keys[0]) if len(keys) == 1 else _of_ranks(keys)
     if explain is None:

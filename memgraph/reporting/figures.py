@@ -171,6 +171,14 @@ class Figures:
         return self.baseline + self.to_come
 
     @property
+    def stands(self) -> tuple[tuple[str, int], ...]:
+        """What stands from the start to the end: kinds, and bytes that add up to the level."""
+        found = [(what, size) for what, size in self.standing if size > 0]
+        rest = self.baseline - sum(size for _, size in found)
+        more = (("allocated before", rest), ("to come", self.to_come))
+        return (*found, *((what, size) for what, size in more if size))
+
+    @property
     def above(self) -> int:
         """Bytes that a step with this plan allocates by itself."""
         return self.predicted_peak - self.level

@@ -50,7 +50,7 @@ def part(figures: Figures, curve: Frontier | None = None) -> dict[str, Any]:
         "source_of_unplanned_peak": str(figures.source_of_unplanned_peak),
         "measured_peak": figures.measured_peak,
         "answers": [list(pair) for pair in screen.answers(figures) if pair[0] != "next"],
-        "standing": _standing(figures),
+        "standing": [list(pair) for pair in figures.stands],
         "stuff": [stuff.value for stuff in STUFF],
         "planned": planned,
         "unplanned": unplanned,
@@ -78,15 +78,6 @@ PLAIN = (
     "key graph device requested budget reserve baseline to_come level unplanned_peak predicted_peak predicted_time "
     "unplanned_time recompute_time stall_time calibrated cached attempts"
 ).split()
-
-
-def _standing(figures: Figures) -> list[tuple[str, int]]:
-    """What stands from the start to the end, as kinds and bytes that add up to the level."""
-    found = [(what, size) for what, size in figures.standing if size > 0]
-    rest = figures.baseline - sum(size for _, size in found)
-    if rest:
-        found.append(("allocated before", rest))
-    return [*found, ("to come", figures.to_come)] if figures.to_come else found
 
 
 def _track(timeline: Timeline, figures: Figures, texts: _Texts) -> dict[str, Any]:

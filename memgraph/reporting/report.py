@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memgraph.reporting import details, page, phrases, picture, screen, tables, trace
+from memgraph.reporting import details, page, phrases, picture, screen, snapshot, tables, trace
 from memgraph.reporting.explanation import Explanation, explained
 from memgraph.reporting.figures import Figures
 from memgraph.reporting.frontier import Frontier
@@ -58,6 +58,14 @@ class Report(Figures):
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write both timelines as a Chrome trace, for Perfetto; its time axis is the order of events."""
         trace.write(self, path)
+
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a memory snapshot of torch's into `path`: pytorch.org/memory_viz shows it.
+
+        Its sizes are those that are asked for and add up to the predicted peak; each allocation says operator, source
+        line, module, kind and decision. Raises OSError where the file cannot be written.
+        """
+        snapshot.write(self, path)
 
     def __repr__(self) -> str:
         unplanned = phrases.size_of(self.unplanned_peak, self.source_of_unplanned_peak)

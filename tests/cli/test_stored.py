@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 
 import pytest
 from typer.testing import CliRunner
@@ -56,8 +57,10 @@ def test_listing_does_not_change_what_is_kept_longest():
 def test_a_report_is_shown_again_by_the_beginning_of_its_key(tmp_path):
     kept = keep("abc1" + "0" * 60)
     keep("abd1" + "0" * 60)
-    result = run("report", "abc", "--html", tmp_path / "r.html", "--json", tmp_path / "r.json")
+    written = ["--html", tmp_path / "r.html", "--json", tmp_path / "r.json", "--snapshot", tmp_path / "r.pickle"]
+    result = run("report", "abc", *written)
     assert result.exit_code == 0, result.output
+    assert pickle.loads((tmp_path / "r.pickle").read_bytes())["segments"]
     assert str(kept) in result.output and json.loads((tmp_path / "r.json").read_text())["key"] == kept.key
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert kept.details() in run("report", "abc", "--details").output
@@ -79,6 +82,8 @@ def test_a_report_is_shown_from_a_file(tmp_path):
         (["{}/missing.json"], 2, "cannot be read"),
         (["{}/other.json"], 2, "has no report"),
         (["{}/step.json", "--plot", "{}/p.png"], 2, "there is no --plot here; allowed: --json, --html"),
+        (["{}/step.json", "--snapshot", "{}/s.pickle"], 2, "there is no --snapshot here; allowed: --json, --html"),
+        (["abc", "--snapshot", "{}/no/s.pickle"], 1, "cannot be made"),
         (["abc", "--html", "{}/no/r.html"], 1, "cannot be made"),
     ],
 )
