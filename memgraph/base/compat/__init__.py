@@ -118,7 +118,7 @@ from memgraph.base.compat.sizes import (
     symbols_in,
 )
 from memgraph.base.compat.storages import StorageReference, first_users_output
-from memgraph.base.compat.trace import trace_artifact
+from memgraph.base.compat.trace import trace_artifact, trace_data
 
 __all__ = [
     "C_LINEAR",
@@ -217,6 +217,7 @@ __all__ = [
     "tangents_are_given_away",
     "through_dynamo",
     "trace_artifact",
+    "trace_data",
     "traces_cuda",
     "triton_kernel",
     "triton_kernels_of",
