@@ -17,21 +17,7 @@ from pathlib import Path
 from memgraph.reporting.page_views import Views
 
 # In the order in which they are needed.
-SCRIPTS = (
-    "words",
-    "data",
-    "axis",
-    "chart",
-    "lanes",
-    "live",
-    "model",
-    "frontier",
-    "step",
-    "diff",
-    "ranks",
-    "export",
-    "main",
-)
+SCRIPTS = tuple("words data axis chart outside lanes live model frontier step diff ranks export main".split())
 VERSION = 2  # of the data
 
 

@@ -18,7 +18,7 @@ from memgraph.reporting.figures import Figures
 from memgraph.reporting.frontier import Frontier
 from memgraph.reporting.layers import Layers, fold
 from memgraph.reporting.lifetimes import Stuff, lifetimes
-from memgraph.reporting.step_figures import StepFigures
+from memgraph.reporting.step_figures import OutsideFigures, StepFigures
 
 STUFF = tuple(Stuff)
 NANOSECONDS = 1e9
@@ -37,8 +37,14 @@ class _Texts:
         return [self.place(text) for text in texts]
 
 
-def part(figures: Figures, curve: Frontier | None = None) -> dict[str, Any]:
-    """One planned graph.  curve: time against memory of its step, where that was planned."""
+def part(
+    figures: Figures, curve: Frontier | None = None, around: Sequence[OutsideFigures] | None = None
+) -> dict[str, Any]:
+    """One planned graph.
+
+    curve: time against memory of its step, where that was planned.  around: what ran outside of the graphs of its step;
+    None where nothing is known of a step.
+    """
     texts = _Texts()
     planned = _track(figures.timeline, figures, texts)
     unplanned = _track(figures.unplanned_timeline, figures, texts)
@@ -69,6 +75,7 @@ def part(figures: Figures, curve: Frontier | None = None) -> dict[str, Any]:
         "notes": list(figures.notes),
         "stages": [[name, seconds] for name, seconds in figures.stages],
         "versions": [list(pair) for pair in figures.versions],
+        "outside": None if around is None else outside(around, figures.graph),
         "frontier": None if curve is None else frontier(curve, figures),
     }
     return data | {"texts": list(texts.places)}
@@ -207,6 +214,19 @@ def frontier(curve: Frontier, figures: Figures) -> dict[str, Any]:
             for point in curve.points
         ],
     }
+
+
+def outside(around: Sequence[OutsideFigures], graph: str) -> list[dict[str, Any]]:
+    """What ran outside of a step's graphs right before or after one of them, and took memory: at each place the most.
+
+    What ran from its backward to its next forward stands at both ends.
+    """
+    found: dict[str, OutsideFigures] = {}
+    for item in sorted(around, key=lambda item: item.peak):
+        sides = {"begin": item.before == f"forward of {graph}", "end": item.after == f"backward of {graph}"}
+        sides["middle"] = item.after == f"forward of {graph}" or item.before == f"backward of {graph}"
+        found |= {place: item for place, there in sides.items() if there and item.above > 0}
+    return [{"place": place} | vars(item) for place, item in found.items()]
 
 
 def step(figures: StepFigures) -> dict[str, Any]:

@@ -44,13 +44,20 @@ class Views:
         self.views.append({"kind": kind, "name": name, "title": title, "summary": summary, **data})
 
     def graph(
-        self, figures: Figures, *, name: str = "", frontier: Frontier | None = None, under: int | None = None
+        self,
+        figures: Figures,
+        *,
+        name: str = "",
+        frontier: Frontier | None = None,
+        step: StepFigures | None = None,
+        under: int | None = None,
     ) -> int:
         """Add the view of a graph; returns which part it is.
 
-        under: the view whose tab it is shown behind; None for a tab of its own, with `name`.
+        step: that it is a graph of, where that is known.  under: the view whose tab it is shown behind; None for a tab
+        of its own, with `name`.
         """
-        self.parts.append(page_data.part(figures, frontier))
+        self.parts.append(page_data.part(figures, frontier, None if step is None else step.outside))
         part = len(self.parts) - 1
         title = f"{figures.graph} on {figures.device}"
         self.add(
@@ -65,4 +72,4 @@ class Views:
         data["views"] = {}  # of its graphs, by their names
         for part in figures.parts:
             data["views"].setdefault(part.graph, len(self.views))
-            self.graph(part, under=under)
+            self.graph(part, step=figures, under=under)

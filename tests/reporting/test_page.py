@@ -13,11 +13,12 @@ import pytest
 
 from memgraph.facts.actions import Offload, Recompute, Save
 from memgraph.planner.decisions import Decision, Event, Reuse, Timeline, Where
-from memgraph.reporting import page
+from memgraph.reporting import page, page_data
 from memgraph.reporting.frontier import Frontier, Point
 from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.page_views import Views
 from memgraph.reporting.report import Report
+from memgraph.reporting.step_figures import OutsideFigures
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
 from tests.support import ROOT
@@ -214,6 +215,29 @@ def test_the_page_has_the_points_of_the_frontier(budget, here, tmp_path):
         assert told["least_slowdown"] is None or told["least_slowdown"] < told["slowdown"]
     assert data["plan"]["slowdown"] == pytest.approx(report.slowdown)
     assert data["plan"]["budget"] <= found.points[-1].budget
+
+
+def test_what_runs_outside_stands_beside_the_graphs_that_it_ran_between(tmp_path):
+    around = (
+        OutsideFigures("forward of layer [0]", "forward of loss [0]", 36, 52),
+        OutsideFigures("forward of layer [0]", "forward of layer [0]", 36, 50),
+        OutsideFigures("forward of loss [0]", "backward of loss [0]", 36, 36),  # takes nothing
+        OutsideFigures("backward of layer [0]", "forward of layer [0]", 20, 99),
+    )
+    marks = {graph: page_data.outside(around, graph) for graph in ("layer [0]", "loss [0]", "other [0]")}
+    peaks = {graph: {mark["place"]: mark["peak"] for mark in found} for graph, found in marks.items()}
+    assert peaks == {
+        "layer [0]": {"begin": 99, "middle": 52, "end": 99},
+        "loss [0]": {"begin": 52},
+        "other [0]": {},
+    }
+    assert marks["loss [0]"] == [
+        {"place": "begin", "after": "forward of layer [0]", "before": "forward of loss [0]", "level": 36, "peak": 52}
+    ]
+    assert read(page.document(Views.of_graph(example())))["parts"][0]["outside"] is None
+    step_example(parts=(dataclasses.replace(example(), graph="loss [0]"),)).html(tmp_path / "step.html")
+    (part,) = read((tmp_path / "step.html").read_text())["parts"]
+    assert [(mark["place"], mark["peak"]) for mark in part["outside"]] == [("begin", 52 * 2**20)]
 
 
 def test_the_page_needs_no_network_and_hides_no_name():

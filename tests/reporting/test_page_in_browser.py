@@ -14,6 +14,7 @@ from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.phrases import duration
 from memgraph.reporting.plan_diff import diff
 from memgraph.reporting.ranks import RankReports
+from memgraph.reporting.step_figures import OutsideFigures
 from tests.reporting.test_page import curve
 from tests.reporting.test_plan_diff import layers, plan
 from tests.reporting.test_report import EMPTY, example
@@ -340,3 +341,35 @@ def test_ranks_beside_each_other(browser, tmp_path):
     browser.look(800, 900, dark=True)
     assert browser.run("document.documentElement.scrollWidth") <= 800
     assert browser.errors == []
+
+
+def test_what_runs_outside_is_drawn_at_its_place(browser, tmp_path):
+    top = REPORT.unplanned_peak + 64 * 2**20
+    around = (OutsideFigures("backward of step [0]", "forward of step [0]", REPORT.level, top),)
+    rounds = tuple(dataclasses.replace(some, outside=around) for some in step_example().rounds)
+    step_example(rounds=rounds, parts=(REPORT,)).html(tmp_path / "step.html")
+    browser.errors.clear()
+    browser.open(tmp_path / "step.html")
+    browser.run("document.querySelectorAll('#tabs button')[1].click()")
+    assert "outside" in browser.run("document.getElementById('legend').textContent")
+    bars = browser.run("memgraph.outsideBars(memgraph.page.chart)")
+    box = browser.run("(() => { const b = memgraph.page.chart.box; return [b.left, b.right] })()")
+    assert [bar["item"]["place"] for bar in bars] == ["begin", "end"]
+    assert bars[0]["x"] == pytest.approx(box[0], abs=2) and bars[1]["x"] + 9 == pytest.approx(box[1], abs=2)
+    assert browser.run("memgraph.page.part.top") == top  # it is the highest of all
+    stage = browser.run("""(() => { const r = document.getElementById('over').getBoundingClientRect();
+        return [r.x, r.y] })()""")
+    browser.mouse("mouseMoved", stage[0] + bars[0]["x"] + 4, stage[1] + bars[0]["top"] + 10)
+    told = browser.run("document.getElementById('tip').textContent")
+    assert told == (
+        "outside, from the backward of step [0] to the forward of step [0]: "
+        f"{format_size(top - REPORT.level)}, up to {format_size(top)}"
+    )
+    assert told in browser.run("memgraph.svg(memgraph.page.chart)")
+    browser.run("memgraph.page.zoom(0.2, memgraph.page.axis.end / 2)")
+    assert browser.run("memgraph.outsideBars(memgraph.page.chart)") == []
+    assert browser.errors == []
+
+
+def test_a_graph_by_itself_says_where_the_outside_is_measured(page):
+    assert "memgraph.step_report().html(path)" in page.run("document.getElementById('notes').textContent")

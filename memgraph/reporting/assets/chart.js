@@ -88,6 +88,7 @@ class Chart {
     }
     this.line(ink, page.part.unplanned, width, page.colour("--soft"));
     this.bounds(ink, box);
+    drawOutside(this, ink, box);
     this.mark(ink);
     drawLanes(this, ink, box);
     this.spent = performance.now() - started;

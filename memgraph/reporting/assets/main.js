@@ -90,6 +90,7 @@ class Page {
     const { data } = this.part;
     $("legend").replaceChildren(
       ...this.chart.layers().map((layer) => entry(layer.name, layer.colour, "")),
+      data.outside?.length ? entry("outside", OUTSIDE, "") : "",
       entry("unplanned", "var(--soft)", "line"),
       data.budget === null ? "" : entry("budget", "var(--budget)", "line dashed"),
       data.measured_peak === null ? "" : entry("measured peak", "var(--good)", "line dashed"),
@@ -197,7 +198,7 @@ class Page {
     }
     this.pointed = chart.place(x);
     const state = this.stateAt(x);
-    const work = workAt(chart, x, event.offsetY);
+    const work = workAt(chart, x, event.offsetY) ?? outsideAt(chart, x, event.offsetY);
     tip.textContent = work ?? [
       this.axis.label(this.pointed), `planned ${bytes(part.planned.total[state])}`,
       `unplanned ${bytes(part.unplanned.total[this.axis.state(part.unplanned, this.pointed)])}`,
@@ -289,7 +290,7 @@ class Page {
   }
 }
 
-window.memgraph = { ready: false, Axis, bytes, seconds, csv, svg };
+window.memgraph = { ready: false, Axis, bytes, seconds, csv, svg, outsideBars };
 inflated($("data").textContent).then((data) => {
   window.memgraph.page = new Page(data);
   window.memgraph.ready = true;
