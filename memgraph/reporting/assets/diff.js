@@ -186,13 +186,9 @@ class Curves {
     ink.arc(x, y, 4, 0, 7);
     ink.fill();
     const right = x > LEFT + room.width - 130;
-    const label = [`peak ${bytes(track.total[track.peak])}`, x + (right ? -8 : 8), y - 5];
     ink.textAlign = right ? "right" : "left";
-    ink.strokeStyle = this.page.colour("--panel");
-    ink.lineWidth = 4;
-    ink.strokeText(...label); // so that it can be read over a line
     ink.fillStyle = this.page.colour("--ink");
-    ink.fillText(...label);
+    label(ink, this.page, `peak ${bytes(track.total[track.peak])}`, x + (right ? -8 : 8), y - 5);
     ink.lineWidth = 1;
   }
 

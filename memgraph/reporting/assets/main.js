@@ -46,7 +46,7 @@ class Page {
       tab.setAttribute("aria-selected", String(Number(tab.dataset.view) === (view.under ?? number)));
     }
     $("title").textContent = `memgraph: ${view.title}`;
-    $("summary").textContent = view.summary;
+    $("summary").textContent = unbroken(view.summary);
     $("graph").hidden = view.kind !== "graph";
     $("sheet").hidden = view.kind === "graph";
     this.drawSheet = null;
@@ -62,7 +62,7 @@ class Page {
     const { data } = this.part;
     $("answers").replaceChildren(...data.answers.map(([name, text], i) => {
       const over = text.includes("OVER") || text.startsWith("no");
-      return make("div", { class: `answer ${i ? "" : over ? "over" : "fits"}` }, make("b", {}, name), text);
+      return make("div", { class: `answer ${i ? "" : over ? "over" : "fits"}` }, make("b", {}, name), unbroken(text));
     }));
     this.selected = null;
     this.state = this.part.planned.peak;

@@ -30,7 +30,7 @@ function drawOutside(chart, ink, box) {
     const right = x > box.right - 120;
     ink.textAlign = right ? "right" : "left";
     ink.fillStyle = chart.page.colour("--ink");
-    ink.fillText(`outside ${bytes(item.peak - item.level)}`, right ? x + BAR : x, top - 3);
+    label(ink, chart.page, `outside ${bytes(item.peak - item.level)}`, right ? x + BAR : x, top - 3);
   }
 }
 

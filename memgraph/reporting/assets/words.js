@@ -67,6 +67,21 @@ function shape(tag, attributes = {}, text = "") {
   return element;
 }
 
+// A text on a canvas with an edge of the colour behind it, so that it can be read over a line.
+function label(ink, page, text, x, y) {
+  ink.save();
+  ink.setLineDash([]);
+  ink.lineJoin = "round";
+  ink.lineWidth = 4;
+  ink.strokeStyle = page.colour("--panel");
+  ink.strokeText(text, x, y);
+  ink.restore();
+  ink.fillText(text, x, y);
+}
+
+// A sentence in which no number stands alone at the end of a line.
+const unbroken = (text) => text.replaceAll(" %", "\u00a0%");
+
 const basename = (path) => path.slice(path.lastIndexOf("/") + 1);
 
 // Colours of Okabe and Ito, which the colour-blind can tell apart.
