@@ -50,15 +50,20 @@ class Outputs:
                 allowed = f"allowed: .{', .'.join(sorted(kinds))}"
                 raise fail(f"the report could not be written: {self.plot} is no picture; {allowed}")
 
-    def write(self, report: Any, frontier: Any = None) -> None:
-        """Write a report.  frontier: for its page.
-
-        Raises typer.Exit where that fails, or where there is no such file of this kind of report.
-        """
-        for name, file in self._asked():
+    def suit(self, report: Any) -> None:
+        """Raise typer.Exit where there is no such file of this kind of report."""
+        for name, _ in self._asked():
             if not hasattr(report, "to_json" if name == "json" else name):
                 allowed = ", ".join(f"--{kind}" for kind in KINDS if hasattr(report, kind))
                 raise fail(f"there is no --{name} here; allowed: --json, {allowed}", 2)
+
+    def write(self, report: Any, frontier: Any = None) -> None:
+        """Write a report.  frontier: for its page.
+
+        Raises typer.Exit where that fails, or where `suit` does.
+        """
+        self.suit(report)
+        for name, file in self._asked():
             try:
                 if name == "json":
                     file.write_text(report.to_json(), encoding="utf-8")

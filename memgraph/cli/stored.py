@@ -67,6 +67,7 @@ def report(
     if len(keys) > 1 and any((json, plot, trace, snapshot, plan, explain, details)):
         raise fail("of several reports there is a table and --html; allowed beside others: one KEY", 2)
     found = _found(keys[0]) if len(keys) == 1 else _of_ranks(keys)
+    outputs.suit(found)
     if explain is None:
         show_report(found, details)
     else:

@@ -20,7 +20,7 @@ class Frontier {
       type: "range", id: "budgets", min: 0, max: this.data.points.length - 1, step: 1, value: this.data.here,
       "aria-label": "budget", oninput: () => this.choose(Number(this.slider.value)),
     });
-    this.picture = shape("svg", { id: "frontier-curve", role: "img" });
+    this.picture = shape("svg", { id: "frontier-curve", role: "img", "aria-label": "slow-down by budget" });
     this.told = make("p", { id: "frontier-told" });
     this.table = make("table", { id: "frontier-rows" });
     this.root.replaceChildren(make("h2", {}, "Time against memory"), make("div", { class: "columns even" },

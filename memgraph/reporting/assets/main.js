@@ -4,7 +4,7 @@ const KEYS = [
   ["left, right", "the chosen moment, by one event; with shift by fifty"], ["+ and -", "zoom; also the wheel"],
   ["0", "the whole step"], ["p", "the peak"], ["t", "axis: order of events, or predicted time"],
   ["up, down", "the buffer above or below in the list"], ["/", "search"], ["d", "dark or light"],
-  ["Escape", "choose nothing"],
+  ["Escape", "choose nothing"], ["left, right on the slider", "another budget"],
 ];
 
 // The views that are no graph: each is shown in the sheet, and returns what draws its pictures again.

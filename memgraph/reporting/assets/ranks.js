@@ -7,7 +7,7 @@ function showRanks(page, { ranks }) {
     class: "open", "aria-selected": String(rank.tightest), onclick: () => page.open(rank.view),
   }, make("td", {}, rank.name), make("td", {}, rank.device), size(rank.level), size(rank.predicted), size(rank.measured),
   size(rank.budget), size(rank.spare), make("td", {}, rank.tightest ? "the tightest" : "")));
-  const picture = shape("svg", { id: "rank-bars", role: "img" });
+  const picture = shape("svg", { id: "rank-bars", role: "img", "aria-label": "peaks by rank" });
   $("sheet").replaceChildren(
     make("section", { class: "panel" }, make("h2", {}, "Peaks of all ranks"),
       make("p", { class: "soft" }, "Grey is what stands when a step begins, blue what the step takes as predicted; a line "
