@@ -160,7 +160,7 @@ class Attempts:
         job = self.job
         to_come = job.entry.to_come
         report = found_again(kept.report, graph=job.name, baseline=job.baseline, to_come=to_come, budget=job.budget)
-        report = dataclasses.replace(report, stages=job.stages(), standing=job.entry.standing)
+        report = dataclasses.replace(report, stages=job.stages(), standing=job.entry.standing, rank=compat.rank_here())
         record(report)
         return self._variant(compiled, kept, report), kept.tier_bytes
 
@@ -216,6 +216,7 @@ class Attempts:
             calibrated=job.hardware.measured,
             refusals=job.refusals,
             origins=origins_of(lowered.graphs),
+            rank=compat.rank_here(),
         )
         report = with_plan(report, everything, self.options, job.hardware.name)
         needed = tier_bytes((each.plan for each in everything), job.tiers)

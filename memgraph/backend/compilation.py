@@ -127,6 +127,7 @@ class Compilation:
             refusals=(Refusal("plan", reason),),
             stages=(*job.progress.stages, ("all", time.perf_counter() - start)),
             notes=kernels.notes,
+            rank=compat.rank_here(),
         )
 
     def _timeline(self, graphs: list[Graph]) -> Timeline | None:

@@ -22,6 +22,7 @@ from memgraph.backend.keeping import with_plan
 from memgraph.backend.options import parse_options
 from memgraph.backend.outcome import budget_error, build_report, with_least
 from memgraph.machine.hardware import Hardware
+from memgraph.reporting.log import trace
 from memgraph.reporting.report import Report
 from memgraph.step.future_optimizer import Optimizer
 
@@ -62,6 +63,7 @@ def plan(
     if report.budget is not None and report.predicted_peak > report.budget - report.reserve:
         minimum = report.predicted_peak + report.reserve
         raise budget_error(report, planned, target.options, minimum=minimum, budget=report.budget, estimated=True)
+    trace(report)
     return report
 
 

@@ -11,7 +11,7 @@ import torch
 from memgraph.backend.capture import Target
 from memgraph.backend.explore import Explorer, explored
 from memgraph.backend.joint_graph import Choice, Planning
-from memgraph.backend.options import parse_options
+from memgraph.backend.options import Options, parse_options
 from memgraph.base import compat
 from memgraph.base.errors import OptionsError
 from memgraph.machine.hardware import Hardware
@@ -33,25 +33,26 @@ def frontier(
 
     They go from the smallest one that can be kept to where no budget costs time.
 
-    The step is captured once; nothing is compiled or run, so that the peaks are those of the graph sweep. The option
-    "budget" is not looked at. All else as in `plan`.
+    The step is captured once; nothing is compiled or run, so that the peaks are those of the graph sweep. A budget in
+    the options is one more point where it lies between. All else as in `plan`.
 
     Raises as `plan` does, but no BudgetError.
     """
     if points < 2:
         raise OptionsError(f"points {points} make no curve; allowed: 2 or more")
-    parsed = parse_options(dict(options or {}) | {"budget": None})
+    asked = parse_options(options)
+    parsed = asked.model_copy(update={"budget": None})
     if parsed.plan is not None:
         raise OptionsError("option 'plan' is the plan of one budget; allowed: leave it out, each budget is planned for")
 
     def task(explorer: Explorer) -> Frontier:
-        return frontier_of(explorer, points)
+        return frontier_of(explorer, points, asked)
 
     return explored(fn, args, kwargs, Target.of(parsed, hardware, device, optimizer), task)
 
 
-def frontier_of(explorer: Explorer, points: int) -> Frontier:
-    """The frontier of a captured step."""
+def frontier_of(explorer: Explorer, points: int, asked: Options | None = None) -> Frontier:
+    """The frontier of a captured step.  asked: options whose budget is a point, too."""
     with compat.reading_with({}):
         planning, level = explorer.planning(None)
         plain = planning.variant(planning.cuts.plain)
@@ -62,6 +63,9 @@ def frontier_of(explorer: Explorer, points: int) -> Frontier:
         wanted = [
             lowest.candidate.peak + (unplanned - lowest.candidate.peak) * n // (points - 1) for n in range(points)
         ]
+        bound = None if asked is None else explorer.planning(None, asked)[0].bound.above_baseline(unplanned)
+        if bound is not None and wanted[0] < bound < wanted[-1]:
+            wanted = sorted({*wanted, bound})
         found = [within(planning, limit) for limit in wanted]
         if not found[0].fits:
             found[0] = lowest
@@ -74,6 +78,7 @@ def frontier_of(explorer: Explorer, points: int) -> Frontier:
             unplanned_time=plain.seconds,
             least_peak=level + least,
             points=tuple(_points(held, level, wanted, found)),
+            reserve=planning.bound.reserve,
         )
 
 

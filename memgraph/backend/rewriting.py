@@ -1,7 +1,8 @@
 """Run passes in order: verify the graphs after each pass that changed something, and show them to those who ask.
 
 TORCH_LOGS="+memgraph"    prints every graph before and after each of these passes
-TORCH_TRACE=folder        puts the same graphs into torch's structured trace, as artifacts (read it with tlparse)
+TORCH_TRACE=folder        puts the same graphs into torch's structured trace, as artifacts (read it with tlparse);
+                          reports go there as well (reporting/log.py)
 """
 
 from __future__ import annotations

@@ -16,24 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from memgraph import simulator
-from memgraph.base.errors import OptionsError
-from memgraph.cli.exact import Exactly, on_card, show_exact
 from memgraph.cli.fit import FIT_HELP, fit
-from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
-from memgraph.cli.outputs import show as show_report
+from memgraph.cli.plan import PLAN_HELP, plan
 from memgraph.cli.stored import DIFF_HELP, REPORT_HELP, diff, report, reports
-from memgraph.cli.target import TARGET_HELP, load_step, own_words
-from memgraph.cli.terminal import (
-    console,
-    fail,
-    pair,
-    parse_budget,
-    parse_offload,
-    parse_value,
-    refusals,
-    show,
-)
+from memgraph.cli.terminal import console, fail, refusals, show
 
 CHECKOUT = Path(__file__).parents[2]  # of an editable install; in any other it holds no examples
 
@@ -48,6 +34,7 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, context_settings={"max_content_width": 100}, pretty_exceptions_enable=False
 )
 app.command(help=FIT_HELP)(fit)
+app.command(help=PLAN_HELP)(plan)
 app.command()(reports)
 app.command(help=REPORT_HELP)(report)
 app.command(help=DIFF_HELP)(diff)
@@ -78,133 +65,6 @@ def _file_of_the_repository(name: str) -> Path:
     if not file.is_file():
         raise fail(f"{name} is in memgraph's repository and not in the installed package: clone it and run it there")
     return file
-
-
-LongestSize = Annotated[
-    bool, typer.Option("--longest", help="plan for the largest size of --dim that the budget has room for")
-]
-OptimizerName = Annotated[
-    str | None, typer.Option(help='of torch.optim, whose state is counted: adamw, "adamw(fused=True)"')
-]
-Curve = Annotated[
-    bool, typer.Option("--frontier", help="plan for a dozen budgets, whatever --budget says: time against memory")
-]
-
-
-@app.command(help=f"Plan a step without running or compiling anything.\n\n{TARGET_HELP}")
-def plan(
-    target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False)],
-    budget: Annotated[
-        str, typer.Option(help='"20GiB"; a share such as 0.4; "auto" for the device\'s capacity; "none"')
-    ] = "auto",
-    reserve: Annotated[str, typer.Option(help="bytes of the budget to hold back, such as 2GiB")] = "0B",
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu; by default that of --hardware or the tensors")
-    ] = None,
-    hardware: Annotated[str | None, typer.Option(help="plan with the built-in figures of this device: H100")] = None,
-    recompute: Annotated[
-        bool | None, typer.Option("--recompute/--no-recompute", help="whether values may be computed again")
-    ] = None,
-    offload: Annotated[
-        str | None, typer.Option(help='"host"; a folder for a scratch file; or JSON: {"host": "64GiB"}')
-    ] = None,
-    tile: Annotated[
-        bool | None, typer.Option("--tile/--no-tile", help="whether MLPs, experts and the loss may run in shards")
-    ] = None,
-    rules: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN=ACTION", help="a pin, such as lm_head=tile:16; any number")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help='any other option; VALUE is JSON, or text: tile={"mlp": 8}; any number'),
-    ] = None,
-    optimizer: OptimizerName = None,
-    longest: LongestSize = False,
-    dim: Annotated[int, typer.Option(min=0, help="with --longest: 1 for a sequence, 0 for the batch")] = 1,
-    step: Annotated[int, typer.Option(min=1, help="with --longest: sizes are multiples of it")] = 128,
-    frontier: Curve = False,
-    exact: Exactly = False,
-    json: Json = None,
-    html: Html = None,
-    plot: Plot = None,
-    trace: Trace = None,
-    details: Details = False,
-) -> None:
-    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
-    with refusals():
-        if exact and not simulator.here():
-            raise on_card(hardware)
-        named = {
-            "recompute": recompute,
-            "offload": None if offload is None else parse_offload(offload),
-            "tile": tile,
-            "rules": dict(pair(rule, "rules") for rule in rules) if rules else None,
-        }
-        options = {"budget": parse_budget(budget), "reserve": reserve} | _given(named, option)
-        outputs.check()
-        if frontier and (longest or exact or html or trace):
-            raise OptionsError("--frontier stands alone, and writes --json and --plot; allowed: one question at a time")
-        told: dict[str, Any] = {"options": options, "device": device, "hardware": hardware, "optimizer": optimizer}
-        with own_words(target):
-            if exact:
-                raise _exact(target, told | {"dim": dim, "step": step}, longest, outputs)
-            ask = _frontier if frontier else _longest if longest else _plan
-            found = ask(target, told | {"dim": dim, "step": step} if longest else told)
-    show_report(found, details)
-    outputs.write(found)
-
-
-def _plan(target: str, told: dict[str, Any]) -> Any:
-    from memgraph.backend.dry import plan as plan_step
-
-    fn, args = load_step(target)
-    return plan_step(fn, *args, **told)
-
-
-def _frontier(target: str, told: dict[str, Any]) -> Any:
-    from memgraph.backend.frontier import frontier as frontier_of_step
-
-    fn, args = load_step(target)
-    return frontier_of_step(fn, *args, **told)
-
-
-def _longest(target: str, told: dict[str, Any]) -> Any:
-    """The plan of the longest, after a line that says how long it is."""
-    from memgraph.backend.longest import longest as longest_step
-
-    fn, args = load_step(target)
-    found = longest_step(fn, *args, **told)
-    console.print(str(found), markup=False, soft_wrap=True)
-    return found.report
-
-
-def _exact(target: str, told: dict[str, Any], longest: bool, outputs: Outputs) -> typer.Exit:
-    """Run the step, shown and written; returns the exit that says whether it fits."""
-    from memgraph.backend.exact import exact as run_exactly
-    from memgraph.backend.explore import with_size
-
-    fn, args = load_step(target)
-    if longest:
-        from memgraph.backend.longest import longest as longest_step
-
-        found = longest_step(fn, *args, **told)
-        console.print(str(found), markup=False, soft_wrap=True)
-        args = with_size(args, told["dim"], found.size)
-    measured = run_exactly(fn, *args, options=told["options"], optimizer=told["optimizer"])
-    show_exact(measured)
-    if measured.report is not None:
-        outputs.write(measured.report)
-    return typer.Exit(0 if measured.fits else 3)
-
-
-def _given(named: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
-    """The options that were given, by their own names and as KEY=VALUE.  Raises OptionsError for one given twice."""
-    options = {key: value for key, value in named.items() if value is not None}
-    for key, text in (pair(text, "option") for text in option or ()):
-        if named.get(key) is not None:
-            raise OptionsError(f"--option {key} is given as --{key} as well; allowed: one of the two")
-        options[key] = parse_value(text)
-    return options
 
 
 @app.command()

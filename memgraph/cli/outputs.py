@@ -16,7 +16,10 @@ Json = Annotated[Path | None, typer.Option(help="write the whole report here, as
 Html = Annotated[Path | None, typer.Option(help="write a page here that a browser opens from disk")]
 Plot = Annotated[Path | None, typer.Option(help="draw the timeline here")]
 Trace = Annotated[Path | None, typer.Option(help="write a trace here, for ui.perfetto.dev")]
+Snapshot = Annotated[Path | None, typer.Option(help="write a snapshot here, for pytorch.org/memory_viz")]
 Details = Annotated[bool, typer.Option("--details", help="print all of it, and not one screen")]
+
+KINDS = ("html", "plot", "trace", "snapshot")  # that some reports have and others not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Outputs:
     html: Path | None = None
     plot: Path | None = None
     trace: Path | None = None
+    snapshot: Path | None = None
 
     def _asked(self) -> Iterator[tuple[str, Path]]:
         for field in dataclasses.fields(self):
@@ -46,15 +50,25 @@ class Outputs:
                 allowed = f"allowed: .{', .'.join(sorted(kinds))}"
                 raise fail(f"the report could not be written: {self.plot} is no picture; {allowed}")
 
-    def write(self, report: Any) -> None:
-        """Write a report. Raises typer.Exit where that fails, or where there is no such file of this kind of report."""
-        for name, file in self._asked():
+    def suit(self, report: Any) -> None:
+        """Raise typer.Exit where there is no such file of this kind of report."""
+        for name, _ in self._asked():
             if not hasattr(report, "to_json" if name == "json" else name):
-                allowed = ", ".join(f"--{kind}" for kind in ("html", "plot", "trace") if hasattr(report, kind))
+                allowed = ", ".join(f"--{kind}" for kind in KINDS if hasattr(report, kind))
                 raise fail(f"there is no --{name} here; allowed: --json, {allowed}", 2)
+
+    def write(self, report: Any, frontier: Any = None) -> None:
+        """Write a report.  frontier: for its page.
+
+        Raises typer.Exit where that fails, or where `suit` does.
+        """
+        self.suit(report)
+        for name, file in self._asked():
             try:
                 if name == "json":
                     file.write_text(report.to_json(), encoding="utf-8")
+                elif frontier is not None:
+                    report.html(file, frontier=frontier)
                 else:
                     getattr(report, name)(file)
             except (OSError, ValueError) as problem:

@@ -1,7 +1,8 @@
-"""`memgraph reports` and `memgraph report`: what this and past processes have planned, from the plan store."""
+"""`memgraph reports`, `report` and `diff`: what this and past processes have planned, from the plan store."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from memgraph.base.sizes import format_size
-from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Trace
+from memgraph.cli.outputs import Details, Html, Json, Outputs, Plot, Snapshot, Trace
 from memgraph.cli.outputs import show as show_report
 from memgraph.cli.terminal import console, fail, show
 
@@ -19,7 +20,8 @@ SHOWN = 12  # letters of a key: enough to tell some hundred apart
 REPORT_HELP = """
 Show a report again: a plan that this or a past process has kept, or a file.
 
-KEY is the beginning of a key that `memgraph reports` lists, or a file that --json or to_json() wrote.
+KEY is the beginning of a key that `memgraph reports` lists, or a file that --json or to_json() wrote. Several are those
+of several ranks: a table of their peaks, and with --html a page with a tab for each.
 
 Exit codes: 0 done; 1 a file could not be written; 2 there is no such report, or several begin so."""
 
@@ -48,20 +50,24 @@ def reports(
 
 
 def report(
-    key: Annotated[str, typer.Argument(metavar="KEY|FILE.json", show_default=False)],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY|FILE.json...", show_default=False)],
     json: Json = None,
     html: Html = None,
     plot: Plot = None,
     trace: Trace = None,
+    snapshot: Snapshot = None,
     details: Details = False,
     explain: Annotated[
         str | None, typer.Option(metavar="MODULE", help="why the values of a module, or one value, are where they are")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="write the plan here, for the option `plan`")] = None,
 ) -> None:
-    outputs = Outputs(json=json, html=html, plot=plot, trace=trace)
+    outputs = Outputs(json=json, html=html, plot=plot, trace=trace, snapshot=snapshot)
     outputs.check()
-    found = _from_file(Path(key)) if key.endswith(".json") or Path(key).is_file() else _from_store(key)
+    if len(keys) > 1 and any((json, plot, trace, snapshot, plan, explain, details)):
+        raise fail("of several reports there is a table and --html; allowed beside others: one KEY", 2)
+    found = _found(keys[0]) if len(keys) == 1 else _of_ranks(keys)
+    outputs.suit(found)
     if explain is None:
         show_report(found, details)
     else:
@@ -69,6 +75,17 @@ def report(
     outputs.write(found)
     if plan is not None:
         _save(found, plan)
+
+
+def _found(key: str) -> Any:
+    return _from_file(Path(key)) if _is_file(key) else _from_store(key)
+
+
+def _of_ranks(keys: list[str]) -> Any:
+    """The reports of several ranks, beside each other."""
+    from memgraph.reporting.ranks import RankReports
+
+    return RankReports.of(map(_found, keys))
 
 
 def _explained(found: Any, what: str) -> Any:
@@ -92,26 +109,45 @@ def _save(found: Any, file: Path) -> None:
 
 
 DIFF_HELP = """
-Compare two plan files on one screen: which decisions differ, what each plan takes, and how long a step is.
+Compare two plans on one screen: which decisions differ, what each plan takes, and how long a step is.
 
-FIRST, SECOND: what `report.plan.save` or `memgraph report KEY --plan` wrote.
+FIRST, SECOND: a plan file (`report.plan.save`, `memgraph report KEY --plan`), a report file (--json), or the beginning
+of a key that `memgraph reports` lists. The page of two reports has their curves over each other.
 
-Exit codes: 0 done; 2 a file has no plan."""
+Exit codes: 0 done; 1 the page could not be written; 2 there is no such plan."""
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="FIRST.json", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="SECOND.json", show_default=False)],
+    first: Annotated[str, typer.Argument(metavar="FIRST", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="SECOND", show_default=False)],
+    html: Html = None,
 ) -> None:
     from memgraph.base.errors import PlanError
-    from memgraph.planner.step_plan import StepPlan
     from memgraph.reporting.plan_diff import diff as compare
 
+    outputs = Outputs(html=html)
+    outputs.check()
     try:
-        plans = [StepPlan.load(file) for file in (first, second)]
+        found = compare(_plan_or_report(first), _plan_or_report(second))
     except PlanError as problem:
         raise fail(str(problem), 2) from problem
-    show_report(compare(*plans), details=False)
+    show_report(found, details=False)
+    outputs.write(found)
+
+
+def _plan_or_report(name: str) -> Any:
+    """What a plan file, a report file or the beginning of a key stands for.  Raises PlanError for another file."""
+    from memgraph.base.errors import PlanError
+    from memgraph.planner.step_plan import StepPlan
+
+    if not _is_file(name):
+        return _from_store(name)
+    try:
+        return StepPlan.load(name)
+    except PlanError:
+        with contextlib.suppress(OSError, ValueError):
+            return _read(Path(name))
+        raise
 
 
 def _from_store(key: str) -> Any:
@@ -125,18 +161,27 @@ def _from_store(key: str) -> Any:
     return same[0].report
 
 
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") or Path(name).is_file()
+
+
 def _from_file(file: Path) -> Any:
     """The report, or report of a step, that a file has."""
+    try:
+        return _read(file)
+    except OSError as problem:
+        raise fail(f"{file} cannot be read: {problem}", 2) from problem
+    except ValueError as problem:
+        raise fail(f"{file} has no report: {problem}", 2) from problem
+
+
+def _read(file: Path) -> Any:
+    """The same.  Raises OSError, and ValueError where the file has none."""
     from memgraph.reporting.report import Report
     from memgraph.reporting.step_report import StepReport
 
+    text = file.read_text(encoding="utf-8")
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise fail(f"{file} cannot be read: {problem}", 2) from problem
-    for kind in (Report, StepReport):
-        try:
-            return kind.from_json(text)
-        except ValueError as problem:
-            reason = problem
-    raise fail(f"{file} has no report: {reason}", 2)
+        return Report.from_json(text)
+    except ValueError:
+        return StepReport.from_json(text)

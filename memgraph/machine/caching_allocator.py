@@ -54,7 +54,13 @@ class CachingAllocator:
         self.allocated = self.reserved = 0
         self._free: dict[bool, list[tuple[tuple[int, int, int], _Block]]] = {True: [], False: []}  # by small
         self._live: dict[Hashable, tuple[_Block, bool]] = {}
-        self._segments = 0
+        self.segments: list[int] = []
+        """Bytes of each segment, in the order in which they were taken from the device."""
+
+    def place(self, name: Hashable) -> tuple[int, int, int]:
+        """Where a tensor that lives lies: the number of its segment, the block's begin in it, and the block's bytes."""
+        block, _ = self._live[name]
+        return block.segment, block.start, block.size
 
     def allocate(self, name: Hashable, size: int) -> int:
         """The bytes that a tensor counts as.  name: of no tensor that lives."""
@@ -104,8 +110,8 @@ class CachingAllocator:
     def _segment(self, size: int) -> _Block:
         bytes_ = 2 * MIB if size <= SMALL else 20 * MIB if size < _OWN_SEGMENT else round_up(size, 2 * MIB)
         self.reserved += bytes_
-        self._segments += 1
-        return _Block(self._segments, 0, bytes_)
+        self.segments.append(bytes_)
+        return _Block(len(self.segments) - 1, 0, bytes_)
 
     def _give(self, block: _Block, small: bool) -> None:
         block.free = True

@@ -151,6 +151,9 @@ class Figures:
     byte_price: float | None = None
     """Seconds of a step that one more byte of the budget is worth, by the linear program that bounds all plans."""
 
+    rank: int | None = None
+    """Of the process, among those that train together; None where it trains alone."""
+
     plan: StepPlan | None = None
     """The plan as it can be kept in a file; None where there is none, or an earlier version made the figures."""
 
@@ -166,6 +169,14 @@ class Figures:
     def level(self) -> int:
         """Bytes allocated when a step starts, once all that stays is there."""
         return self.baseline + self.to_come
+
+    @property
+    def stands(self) -> tuple[tuple[str, int], ...]:
+        """What stands from the start to the end: kinds, and bytes that add up to the level."""
+        found = [(what, size) for what, size in self.standing if size > 0]
+        rest = self.baseline - sum(size for _, size in found)
+        more = (("allocated before", rest), ("to come", self.to_come))
+        return (*found, *((what, size) for what, size in more if size))
 
     @property
     def above(self) -> int:

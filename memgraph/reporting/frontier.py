@@ -56,6 +56,8 @@ class Frontier:
     """Bytes that every plan of this kind without further tiles reaches, baseline included."""
     points: tuple[Point, ...]
     """By budget, the smallest first. A larger budget is never slower."""
+    reserve: int = 0
+    """Bytes of each budget that are held back."""
 
     @property
     def smallest(self) -> int:
@@ -82,6 +84,12 @@ class Frontier:
     def slowdown(self, point: Point) -> float:
         """Predicted time that a point adds to a step, as a fraction of Inductor's own."""
         return point.seconds / self.unplanned_time - 1 if self.unplanned_time > 0 else 0.0
+
+    def least_slowdown(self, point: Point) -> float | None:
+        """The same of the fastest plan of this kind that there may be under its budget; None where it is not known."""
+        if point.least_seconds is None:
+            return None
+        return self.slowdown(dataclasses.replace(point, seconds=point.least_seconds))
 
     def at(self, budget: int) -> Point | None:
         """The fastest point that keeps a budget in bytes; None where none does."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import json
 import threading
 
+from memgraph.base import compat
 from memgraph.reporting.report import Report
 
+ARTIFACT = "memgraph_report"  # the name of each report in torch's structured trace
 KEPT_REPORTS = 256  # a process that compiles for days must not grow without bound
 
 
@@ -47,8 +50,14 @@ _log = ReportLog()
 
 
 def record(report: Report) -> None:
-    """Make `report` the newest of this process."""
+    """Make `report` the newest of this process, and put it into torch's structured trace, where somebody traces."""
     _log.append(report)
+    trace(report)
+
+
+def trace(report: Report) -> None:
+    """Put a report into torch's structured trace (`TORCH_TRACE=folder`), as JSON; it is made where somebody traces."""
+    compat.trace_data(ARTIFACT, lambda: json.loads(report.to_json()))
 
 
 def amend(old: Report, new: Report) -> None:

@@ -5,6 +5,7 @@ A column of places in a growing order is kept as differences. 100,000 buffers ta
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Offload, Recompute, Save, Tile
 from memgraph.planner.decisions import Decision, Doing, Timeline
-from memgraph.reporting import phrases, screen
+from memgraph.reporting import screen
 from memgraph.reporting.figures import Figures
+from memgraph.reporting.frontier import Frontier
 from memgraph.reporting.layers import Layers, fold
 from memgraph.reporting.lifetimes import Stuff, lifetimes
-from memgraph.reporting.step_figures import StepFigures
+from memgraph.reporting.step_figures import OutsideFigures, StepFigures
 
 STUFF = tuple(Stuff)
 NANOSECONDS = 1e9
@@ -35,8 +37,14 @@ class _Texts:
         return [self.place(text) for text in texts]
 
 
-def part(figures: Figures) -> dict[str, Any]:
-    """One planned graph."""
+def part(
+    figures: Figures, curve: Frontier | None = None, around: Sequence[OutsideFigures] | None = None
+) -> dict[str, Any]:
+    """One planned graph.
+
+    curve: time against memory of its step, where that was planned.  around: what ran outside of the graphs of its step;
+    None where nothing is known of a step.
+    """
     texts = _Texts()
     planned = _track(figures.timeline, figures, texts)
     unplanned = _track(figures.unplanned_timeline, figures, texts)
@@ -47,9 +55,8 @@ def part(figures: Figures) -> dict[str, Any]:
         "source_of_peak": str(figures.source_of_peak),
         "source_of_unplanned_peak": str(figures.source_of_unplanned_peak),
         "measured_peak": figures.measured_peak,
-        "summary": phrases.summary(figures),
         "answers": [list(pair) for pair in screen.answers(figures) if pair[0] != "next"],
-        "standing": _standing(figures),
+        "standing": [list(pair) for pair in figures.stands],
         "stuff": [stuff.value for stuff in STUFF],
         "planned": planned,
         "unplanned": unplanned,
@@ -68,6 +75,8 @@ def part(figures: Figures) -> dict[str, Any]:
         "notes": list(figures.notes),
         "stages": [[name, seconds] for name, seconds in figures.stages],
         "versions": [list(pair) for pair in figures.versions],
+        "outside": None if around is None else outside(around, figures.graph),
+        "frontier": None if curve is None else frontier(curve, figures),
     }
     return data | {"texts": list(texts.places)}
 
@@ -76,15 +85,6 @@ PLAIN = (
     "key graph device requested budget reserve baseline to_come level unplanned_peak predicted_peak predicted_time "
     "unplanned_time recompute_time stall_time calibrated cached attempts"
 ).split()
-
-
-def _standing(figures: Figures) -> list[tuple[str, int]]:
-    """What stands from the start to the end, as kinds and bytes that add up to the level."""
-    found = [(what, size) for what, size in figures.standing if size > 0]
-    rest = figures.baseline - sum(size for _, size in found)
-    if rest:
-        found.append(("allocated before", rest))
-    return [*found, ("to come", figures.to_come)] if figures.to_come else found
 
 
 def _track(timeline: Timeline, figures: Figures, texts: _Texts) -> dict[str, Any]:
@@ -193,12 +193,47 @@ def _shards(group: Layers, tiles: Iterable[Decision]) -> str:
     return ", ".join(map(str, sorted(count for count in found if count is not None)))
 
 
-def step(figures: StepFigures, summary: str) -> dict[str, Any]:
+def frontier(curve: Frontier, figures: Figures) -> dict[str, Any]:
+    """Time against memory: the points of many budgets, and which of them is nearest to that of a report."""
+    usable = figures.predicted_peak if figures.budget is None else figures.budget - figures.reserve
+    budget = min(usable + curve.reserve, curve.points[-1].budget)
+    places = range(len(curve.points))
+    own = figures.predicted_time / curve.unplanned_time - 1 if curve.unplanned_time > 0 else 0.0
+    return {
+        "about": f"{curve.graph} on {curve.device}",
+        "least_peak": curve.least_peak,
+        "knees": [place for place in places if curve.points[place] in curve.knees],
+        "plan": {"budget": budget, "slowdown": own},
+        "here": min(places, key=lambda place: abs(curve.points[place].budget - budget)),
+        "points": [
+            dataclasses.asdict(point)
+            | {
+                "slowdown": curve.slowdown(point),
+                "least_slowdown": curve.least_slowdown(point),
+            }
+            for point in curve.points
+        ],
+    }
+
+
+def outside(around: Sequence[OutsideFigures], graph: str) -> list[dict[str, Any]]:
+    """What ran outside of a step's graphs right before or after one of them, and took memory: at each place the most.
+
+    What ran from its backward to its next forward stands at both ends.
+    """
+    found: dict[str, OutsideFigures] = {}
+    for item in sorted(around, key=lambda item: item.peak):
+        sides = {"begin": item.before == f"forward of {graph}", "end": item.after == f"backward of {graph}"}
+        sides["middle"] = item.after == f"forward of {graph}" or item.before == f"backward of {graph}"
+        found |= {place: item for place, there in sides.items() if there and item.above > 0}
+    return [{"place": place} | vars(item) for place, item in found.items()]
+
+
+def step(figures: StepFigures) -> dict[str, Any]:
     """A step of training: its newest measured round, launch by launch, and what ran outside of the graphs."""
     shown = figures.measured or figures.newest
     return {
         "device": figures.device,
-        "summary": summary,
         "budget": figures.budget,
         "reserve": figures.reserve,
         "level": figures.level,

@@ -3,89 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memgraph.base.errors import PlanError
 from memgraph.base.sizes import format_size
-from memgraph.facts.actions import Offload, Recompute, Save, Tile
-from memgraph.planner.decisions import Decision
-from memgraph.planner.step_plan import GraphPlan, StepPlan
-from memgraph.reporting.layers import ModulePath, numbered
+from memgraph.planner.step_plan import StepPlan
+from memgraph.reporting import page, page_diff, tables
+from memgraph.reporting.differences import Change, Takes, changes, differences, matched
+from memgraph.reporting.figures import Figures
 from memgraph.reporting.phrases import duration
-from memgraph.reporting.tables import Column, Kind, Row, Table, page, plain
+from memgraph.reporting.report import Report
+from memgraph.reporting.step_report import StepReport
+from memgraph.reporting.tables import Column, Kind, Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group
 
 ROWS = 24  # of modules on one screen
-RUNS = 3  # numbers of layers are listed one by one up to so many runs of them
-UNDECIDED = "not held"  # what the backward does not read
-
-
-@dataclasses.dataclass(frozen=True)
-class Takes:
-    """What a step with a plan takes; of several graphs in sum, but for the peak."""
-
-    made_for: str
-    """The budget that was asked for, and the device."""
-
-    peak: int
-    """Bytes above the level at which a step begins; the highest of its graphs."""
-
-    seconds: float
-    """Predicted."""
-
-    saved: int
-    """Bytes of values that stay."""
-
-    recomputed: int
-    """Bytes of values that are dropped and computed again."""
-
-    offloaded: int
-    """Bytes of values that leave the device."""
-
-    tiled: int
-    """Regions that run in shards."""
-
-    @classmethod
-    def of(cls, plan: StepPlan) -> Takes:
-        decisions = [d for graph in plan.graphs for d in graph.plan.decisions]
-        budget = "" if plan.budget is None or plan.requested.isdecimal() else f" = {format_size(plan.budget)}"
-        asked = format_size(int(plan.requested)) if plan.requested.isdecimal() else plan.requested
-        return cls(
-            made_for=f"{asked}{budget} on {plan.hardware or plan.device}",
-            peak=max(graph.peak for graph in plan.graphs),
-            seconds=sum(graph.seconds for graph in plan.graphs),
-            saved=_bytes(decisions, Save),
-            recomputed=_bytes(decisions, Recompute),
-            offloaded=_bytes(decisions, Offload),
-            tiled=sum(isinstance(d.action, Tile) for d in decisions),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """Values of a module, the same in several layers, of which the two plans decide differently."""
-
-    module: str
-    """The path, with the numbers of all layers in which it is so."""
-
-    was: str
-    """The action of the first plan, as the options spell it."""
-
-    becomes: str
-    """That of the second."""
-
-    values: int
-    """How many values."""
-
-    bytes: int
-    """Theirs together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanDiff:
-    """The difference of two plans; `str` of it is one screen."""
+    """The difference of two plans; `str` of it is one screen, `html` a page."""
 
     first: Takes
     second: Takes
@@ -95,17 +36,27 @@ class PlanDiff:
     notes: tuple[str, ...] = ()
     """Where the plans are of different graphs."""
 
+    reports: tuple[tuple[Figures, ...], tuple[Figures, ...]] = dataclasses.field(default=((), ()), repr=False)
+    """The graphs of the two reports that were compared; none of a plan file, which knows no timeline."""
+
     @property
     def same(self) -> bool:
         """Whether both plans decide the same about the same graphs."""
         return not self.changes and not self.notes
 
     def __str__(self) -> str:
-        return plain(self, max(table.width for table in self._tables()))
+        return tables.plain(self, max(table.width for table in self._tables()))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
-        tables = tuple(table.within(options.max_width) for table in self._tables())
-        yield page("memgraph: two plans", self._answer(), tables, options.max_width)
+        shown = tuple(table.within(options.max_width) for table in self._tables())
+        yield tables.page("memgraph: two plans", self._answer(), shown, options.max_width)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of the difference, and of each graph of the two reports: a browser opens it from disk.
+
+        Raises OSError where the file cannot be written.
+        """
+        page.write(path, page_diff.views(self.reports, self.changes, self.notes, tuple(self._sums()), self._answer()))
 
     def _answer(self) -> str:
         if self.same:
@@ -157,87 +108,32 @@ class PlanDiff:
             yield f"{len(left)} more", "", "", str(values), format_size(total)
 
 
-def diff(first: StepPlan, second: StepPlan) -> PlanDiff:
-    """What two plans of a step decide differently; `str` of it is one screen.
+def diff(first: StepPlan | Report | StepReport, second: StepPlan | Report | StepReport) -> PlanDiff:
+    """What two plans of a step decide differently; `str` of it is one screen, and its `html` a page.
 
     Graphs are matched by what they compute. Of those that are in one plan alone, the decisions on values of the same
-    name are compared, and a note says where the graphs differ.
+    name are compared, and a note says where the graphs differ. Of two reports their plans are compared, and the page
+    has their curves over each other.
+
+    Raises PlanError for a report without a plan.
     """
-    pairs, notes = _matched(first, second)
-    alike: dict[tuple[str, str, str, str], list[tuple[str, Decision]]] = {}
-    for one, two in pairs:
-        for was, becomes, decision in _differing(one, two):
-            path = ModulePath.of(decision.module)
-            alike.setdefault((path.stem, path.rest, was, becomes), []).append((path.number, decision))
-    changes = (
-        Change(
-            module=numbered(stem, [number for number, _ in same], RUNS) + rest,
-            was=was,
-            becomes=becomes,
-            values=len(same),
-            bytes=sum(decision.bytes for _, decision in same),
-        )
-        for (stem, rest, was, becomes), same in alike.items()
-    )
-    ordered = sorted(changes, key=lambda change: (-change.bytes, change.module))
-    return PlanDiff(Takes.of(first), Takes.of(second), tuple(ordered), tuple(notes))
+    one, two = _plan(first), _plan(second)
+    pairs, notes = matched(one, two)
+    reports = (_graphs(first), _graphs(second))
+    return PlanDiff(Takes.of(one), Takes.of(two), changes(differences(pairs)), tuple(notes), reports)
 
 
-Pair = tuple[GraphPlan | None, GraphPlan | None]
+def _plan(given: StepPlan | Report | StepReport) -> StepPlan:
+    found = given if isinstance(given, StepPlan) else given.plan
+    if found is None:
+        raise PlanError(f"{given!r} has no plan: its graph runs without one, or an earlier version made it")
+    return found
 
 
-def _matched(first: StepPlan, second: StepPlan) -> tuple[list[Pair], list[str]]:
-    """The graphs of two plans in pairs, and a note for each that has no equal."""
-    left = list(second.graphs)
-    pairs: list[Pair] = []
-    alone: list[GraphPlan] = []
-    for one in first.graphs:
-        two = next((graph for graph in left if graph.identity.same(one.identity)), None)
-        if two is None:
-            alone.append(one)
-        else:
-            left.remove(two)
-            pairs.append((one, two))
-    notes: list[str] = []
-    for one in alone:
-        if not left:
-            notes.append(f"{one.graph} is in the first plan alone")
-            pairs.append((one, None))
-            continue
-        two = max(left, key=lambda graph: graph.identity.equal_lines(one.identity))
-        left.remove(two)
-        told = one.identity.first_difference(two.identity)
-        told = told.replace("the plan's", "the first plan's").replace("this graph", "the second")
-        notes.append(f"{one.graph} and {two.graph} are not the same graph: {told}")
-        pairs.append((one, two))
-    notes += [f"{graph.graph} is in the second plan alone" for graph in left]
-    return [*pairs, *((None, graph) for graph in left)], notes
-
-
-def _differing(one: GraphPlan | None, two: GraphPlan | None) -> Iterator[tuple[str, str, Decision]]:
-    """The action of each plan, and the decision, of each value of which they decide differently."""
-    mine, theirs = ({} if graph is None else _by_name(graph) for graph in (one, two))
-    for key in dict.fromkeys((*mine, *theirs)):
-        was, becomes = mine.get(key), theirs.get(key)
-        one_does, other_does = _action(was, key[1]), _action(becomes, key[1])
-        decision = was or becomes
-        if one_does != other_does and decision is not None:
-            yield one_does, other_does, decision
-
-
-def _by_name(graph: GraphPlan) -> dict[tuple[str, bool], Decision]:
-    """The decisions by the name that they speak of, those on regions apart from those on values."""
-    return {(decision.name, isinstance(decision.action, Tile)): decision for decision in graph.plan.decisions}
-
-
-def _action(decision: Decision | None, region: bool) -> str:
-    if decision is None:
-        return "whole" if region else UNDECIDED
-    return f"{decision.action}, fused" if decision.fused else str(decision.action)
-
-
-def _bytes(decisions: list[Decision], kind: type) -> int:
-    return sum(d.bytes for d in decisions if isinstance(d.action, kind) and not d.fused)
+def _graphs(given: StepPlan | Report | StepReport) -> tuple[Figures, ...]:
+    if isinstance(given, StepPlan):
+        return ()
+    return (given,) if isinstance(given, Report) else given.parts
 
 
 def _compared(one: int, two: int) -> Row:

@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memgraph.reporting import details, page, phrases, picture, screen, tables, trace
+from memgraph.reporting import details, page, phrases, picture, screen, snapshot, tables, trace
 from memgraph.reporting.explanation import Explanation, explained
 from memgraph.reporting.figures import Figures
+from memgraph.reporting.frontier import Frontier
+from memgraph.reporting.page_views import Views
 
 if TYPE_CHECKING:  # rich is imported where it is used: a process that prints no report need not load it
     from rich.console import Console, ConsoleOptions, Group
@@ -41,12 +43,13 @@ class Report(Figures):
         """
         return explained(self, what)
 
-    def html(self, path: str | os.PathLike[str]) -> None:
+    def html(self, path: str | os.PathLike[str], *, frontier: Frontier | None = None) -> None:
         """Write one page that explains the plan into `path`: a browser opens it from disk, without a network.
 
+        frontier: what `memgraph.frontier` says of the same step; the page shows what more or less memory would change.
         Raises OSError where the file cannot be written.
         """
-        page.write(path, [self])
+        page.write(path, Views.of_graph(self, frontier))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw both timelines, the baseline and the budget into `path`: PNG, or what its suffix says."""
@@ -55,6 +58,14 @@ class Report(Figures):
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write both timelines as a Chrome trace, for Perfetto; its time axis is the order of events."""
         trace.write(self, path)
+
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a memory snapshot of torch's into `path`: pytorch.org/memory_viz shows it.
+
+        Its sizes are those that are asked for and add up to the predicted peak; each allocation says operator, source
+        line, module, kind and decision. Raises OSError where the file cannot be written.
+        """
+        snapshot.write(self, path)
 
     def __repr__(self) -> str:
         unplanned = phrases.size_of(self.unplanned_peak, self.source_of_unplanned_peak)

@@ -180,6 +180,8 @@ class StepFigures:
     """The allocator's peak since its statistics were last reset, whatever ran; None where the device has none."""
     notes: tuple[str, ...] = ()
     """What a reader should know before trusting the figures."""
+    rank: int | None = None
+    """Of the process, among those that train together; None where it trains alone."""
     parts: tuple[Figures, ...] = ()
     """What was planned for each of the graphs, where that is known."""
 

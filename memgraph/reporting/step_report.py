@@ -11,6 +11,7 @@ from memgraph.base.sizes import format_size
 from memgraph.planner.step_plan import StepPlan
 from memgraph.reporting import page, step_text, tables
 from memgraph.reporting.figures import Figures
+from memgraph.reporting.page_views import Views
 from memgraph.reporting.report import Report
 from memgraph.reporting.step_figures import StepFigures
 
@@ -46,7 +47,7 @@ class StepReport(StepFigures):
 
         Raises OSError where the file cannot be written.
         """
-        page.write(path, self.parts, step=self, summary=self.summary)
+        page.write(path, Views.of_step(self, self.summary))
 
     def __repr__(self) -> str:
         return f"<StepReport on {self.device}: {self.summary}; budget {format_size(self.budget)}>"

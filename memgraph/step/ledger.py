@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from memgraph.base import compat
 from memgraph.machine.measure import counters
 from memgraph.reporting.report import Report
 from memgraph.reporting.step_figures import (
@@ -79,6 +80,7 @@ class Ledger:
             grown=tuple(_grown(last[0])),
             highest=counters(where)[1] if where.type == "cuda" else None,
             notes=tuple(_notes(where, [launches for _, launches in rounds])),
+            rank=compat.rank_here(),
             parts=tuple(_parts(last)),
         )
 

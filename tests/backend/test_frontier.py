@@ -56,6 +56,16 @@ def test_as_if_the_budget_was_planned_for(found, place):
     assert "slower than any plan of this kind" in str(report)
 
 
+def test_the_budget_that_is_asked_for_is_a_point_too(found):
+    loss, x = make()
+    asked = (found.points[1].budget + found.points[2].budget) // 2
+    more = memgraph.frontier(loss, x, options={"budget": asked, "reserve": 0}, device="cpu", points=5)
+    assert [point.budget for point in more.points] == sorted([asked, *(point.budget for point in found.points)])
+    for wide in ("1TiB", 1024):  # no plan of the curve keeps less, or needs more
+        there = memgraph.frontier(loss, x, options={"budget": wide}, device="cpu", points=3)
+        assert len(there.points) == 3
+
+
 def test_levers_are_counted():
     loss, x = make()
     options = {"offload": {"host": True, "min_bytes": 1024}, "tile": True}

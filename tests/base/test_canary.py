@@ -69,7 +69,7 @@ NAMES = {
     "torch._inductor.lowering.register_lowering": "lowerings of memgraph's operators",
     "torch._inductor.runtime.cache_dir_utils.cache_dir": "`memgraph doctor` names the cache",
     "torch._inductor.virtualized.V": "the graph that is being lowered",
-    "torch._logging.trace_structured": "every graph before and after each pass, in torch's structured trace",
+    "torch._logging.trace_structured": "graphs before and after each pass, and reports, in torch's structured trace",
     "torch._ops.HigherOrderOperator": "operators that call graphs",
     "torch._ops.OpOverload": "operators are told from Python functions",
     "torch._ops._higher_order_ops": "operators that call graphs, by name",

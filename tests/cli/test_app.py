@@ -9,9 +9,11 @@ import memgraph.cli
 from memgraph import OptionsError, Report
 from memgraph.base import compat
 from memgraph.cli import app as cli
+from memgraph.cli import terminal
 from memgraph.cli.app import app
 from memgraph.cli.target import load_step
 from memgraph.reporting.frontier import Frontier
+from tests.reporting.test_page import read
 
 SCRIPT = """
 import torch
@@ -186,7 +188,22 @@ def test_the_frontier_at_a_terminal(script, tmp_path):
     assert found.smallest < found.unplanned_peak and "at most from best" in result.output
     assert "<svg" in (tmp_path / "f.svg").read_text()
     assert run(*asked, "--longest").exit_code == 2
-    assert run(*asked, "--html", tmp_path / "f.html").exit_code == 2
+    result = run(*asked, "--trace", tmp_path / "trace.json")
+    assert result.exit_code == 2 and "--frontier asks about many budgets" in result.output
+
+
+def test_the_frontier_and_the_plan_in_one_page(script, tmp_path):
+    asked = ["plan", f"{script}:step", "--device", "cpu", "--budget", "0.7", "--frontier"]
+    result = run(*asked, "--html", tmp_path / "f.html", "--json", tmp_path / "f.json")
+    assert result.exit_code == 0, result.output
+    assert "at most from best" in result.output
+    (part,) = read((tmp_path / "f.html").read_text())["parts"]
+    found = Frontier.from_json((tmp_path / "f.json").read_text())
+    assert [point["budget"] for point in part["frontier"]["points"]] == [point.budget for point in found.points]
+    here = found.points[part["frontier"]["here"]]  # the plan that was asked for is one of the points
+    assert (here.peak, here.seconds) == (part["predicted_peak"], pytest.approx(part["predicted_time"], rel=1e-9))
+    assert run(*asked[:-2], "0.0001", "--frontier", "--html", tmp_path / "no.html").exit_code == 3
+    assert not (tmp_path / "no.html").exists()
 
 
 def test_tables_are_whole_in_a_pipe(script, monkeypatch):
@@ -210,7 +227,7 @@ def test_an_import_that_fails_within_a_module_is_not_blamed_on_its_name(tmp_path
     "text, budget", [("20GiB", "20GiB"), ("0.4", 0.4), ("none", None), ("auto", "auto"), ("1e-1", 0.1)]
 )
 def test_budgets(text, budget):
-    assert cli.parse_budget(text) == budget
+    assert terminal.parse_budget(text) == budget
 
 
 def test_doctor_finds_this_machine_usable(monkeypatch):
@@ -278,7 +295,7 @@ def test_scripts_of_the_repository(command, file, tmp_path, monkeypatch):
 
 
 def test_fail_is_an_exit():
-    assert isinstance(cli.fail("why", 3), typer.Exit)
+    assert isinstance(terminal.fail("why", 3), typer.Exit)
 
 
 def test_without_typer_the_command_says_what_to_install(monkeypatch):

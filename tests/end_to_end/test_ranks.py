@@ -72,6 +72,7 @@ def of_rank(rank, folder, case):
         report = memgraph.report()
         told = {
             "decisions": [(decision.name, repr(decision.action)) for decision in report.decisions],
+            "rank": (report.rank, memgraph.step_report().rank),
             "level": report.baseline,
             "peak": peak,
             "unplanned": report.unplanned_peak,
@@ -96,6 +97,7 @@ def test_both_ranks_run_the_plan_of_the_tighter_one(tmp_path):
     assert "error" not in loose and "error" not in tight, (loose, tight)
     assert loose["close"] and tight["close"] and max(loose["peak"], tight["peak"]) <= BUDGET
     assert loose["decisions"] == tight["decisions"] and loose["level"] == tight["level"]
+    assert (loose["rank"], tight["rank"]) == ([0, 0], [1, 1])
     # Alone, the first rank would have had room for more.
     assert tight["unplanned"] > BUDGET > loose["unplanned"] - MORE
 

@@ -13,9 +13,12 @@ import pytest
 
 from memgraph.facts.actions import Offload, Recompute, Save
 from memgraph.planner.decisions import Decision, Event, Reuse, Timeline, Where
-from memgraph.reporting import page
+from memgraph.reporting import page, page_data
+from memgraph.reporting.frontier import Frontier, Point
 from memgraph.reporting.lifetimes import Stuff, lifetimes
+from memgraph.reporting.page_views import Views
 from memgraph.reporting.report import Report
+from memgraph.reporting.step_figures import OutsideFigures
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
 from tests.support import ROOT
@@ -46,7 +49,8 @@ def test_the_page_has_the_events_of_the_report(report, tmp_path):
     report.html(tmp_path / "report.html")
     data = read((tmp_path / "report.html").read_text())
     (part,) = data["parts"]
-    assert data["version"] == 1 and data["step"] is None
+    assert data["version"] == page.VERSION and [view["kind"] for view in data["views"]] == ["graph"]
+    assert data["views"][0]["summary"] == report.summary and part["frontier"] is None
     for name, timeline in (("planned", report.timeline), ("unplanned", report.unplanned_timeline)):
         track = part[name]
         assert events_of(track) == [event.bytes for event in timeline.events]
@@ -62,7 +66,7 @@ def test_the_page_has_the_events_of_the_report(report, tmp_path):
 
 def test_the_model_has_all_bytes_of_the_decisions():
     report = synthetic(4, 60)
-    (part,) = read(page.document([report]))["parts"]
+    (part,) = read(page.document(Views.of_graph(report)))["parts"]
     for key, kind in (("kept", Save), ("dropped", Recompute), ("host", Offload)):
         wanted = sum(d.bytes for d in report.decisions if isinstance(d.action, kind))
         assert sum(group[key] for group in part["model"]) == wanted > 0
@@ -157,7 +161,7 @@ def test_a_storage_that_is_given_away_holds_one_value_after_the_other():
     sums = [sum(row[n] for row in lives.sums().values()) for n in range(7)]
     assert sums == [8, 16, 16, 8, 8, 8, 0]
     assert Report.from_json(report.to_json()) == report
-    track = read(page.document([report]))["parts"][0]["planned"]
+    track = read(page.document(Views.of_graph(report)))["parts"][0]["planned"]
     assert list(itertools.accumulate(events_of(track))) == sums
 
 
@@ -167,8 +171,10 @@ def test_a_step_shows_its_graphs(tmp_path):
     report.html(tmp_path / "step.html")
     data = read((tmp_path / "step.html").read_text())
     assert [part["graph"] for part in data["parts"]] == ["layer [0]", "loss [0]"]
-    step = data["step"]
-    assert step["summary"] == report.summary and step["budget"] == report.budget
+    assert [view["name"] for view in data["views"]] == ["the step", "layer [0]", "loss [0]"]
+    assert data["views"][0]["summary"] == report.summary
+    step = data["views"][0]["step"]
+    assert step["views"] == {"layer [0]": 1, "loss [0]": 2} and step["budget"] == report.budget
     assert [launch["level"] for launch in step["launches"]] == [x.level for x in report.measured.launches]
     assert step["launches"][0]["measured"] == [34 * 2**20, 36 * 2**20]
     assert step["outside"][0][3] == report.outside[0].peak
@@ -176,13 +182,72 @@ def test_a_step_shows_its_graphs(tmp_path):
     assert back == report and isinstance(back.parts[0], Report)
 
 
+def curve(report, budgets=(300, 500, 700, 900)):
+    """Plans for four budgets in MiB, a knee at the second one; nothing is known of the best for the last one."""
+    slower = (1.4, 1.15, 1.1, 1.08)
+    points = [
+        Point(
+            budget=budget * 2**20,
+            peak=(budget - 10) * 2**20,
+            seconds=report.unplanned_time * slower[n],
+            least_seconds=None if n == len(budgets) - 1 else report.unplanned_time * (slower[n] - 0.03),
+            recomputed=(900 - budget) * 2**20,
+            offloaded=64 * 2**20 if n == 0 else 0,
+            tiled=2 if n < 2 else 0,
+        )
+        for n, budget in enumerate(budgets)
+    ]
+    return Frontier("step [0]", "cuda:0", 2**20, 950 * 2**20, report.unplanned_time, 250 * 2**20, tuple(points))
+
+
+@pytest.mark.parametrize("budget, here", [(500, 1), (640, 2), (None, 0), (5000, 3)])
+def test_the_page_has_the_points_of_the_frontier(budget, here, tmp_path):
+    report = dataclasses.replace(example(), reserve=0, budget=budget and budget * 2**20)
+    found = curve(report)
+    report.html(tmp_path / "report.html", frontier=found)
+    data = read((tmp_path / "report.html").read_text())["parts"][0]["frontier"]
+    assert data["here"] == here and data["least_peak"] == found.least_peak
+    assert [found.points[place] for place in data["knees"]] == list(found.knees)
+    for told, point in zip(data["points"], found.points, strict=True):
+        assert {key: told[key] for key in vars(point)} == vars(point)
+        assert told["slowdown"] == found.slowdown(point)
+        assert (told["least_slowdown"] is None) == (point.least_seconds is None)
+        assert told["least_slowdown"] is None or told["least_slowdown"] < told["slowdown"]
+    assert data["plan"]["slowdown"] == pytest.approx(report.slowdown)
+    assert data["plan"]["budget"] <= found.points[-1].budget
+
+
+def test_what_runs_outside_stands_beside_the_graphs_that_it_ran_between(tmp_path):
+    around = (
+        OutsideFigures("forward of layer [0]", "forward of loss [0]", 36, 52),
+        OutsideFigures("forward of layer [0]", "forward of layer [0]", 36, 50),
+        OutsideFigures("forward of loss [0]", "backward of loss [0]", 36, 36),  # takes nothing
+        OutsideFigures("backward of layer [0]", "forward of layer [0]", 20, 99),
+    )
+    marks = {graph: page_data.outside(around, graph) for graph in ("layer [0]", "loss [0]", "other [0]")}
+    peaks = {graph: {mark["place"]: mark["peak"] for mark in found} for graph, found in marks.items()}
+    assert peaks == {
+        "layer [0]": {"begin": 99, "middle": 52, "end": 99},
+        "loss [0]": {"begin": 52},
+        "other [0]": {},
+    }
+    assert marks["loss [0]"] == [
+        {"place": "begin", "after": "forward of layer [0]", "before": "forward of loss [0]", "level": 36, "peak": 52}
+    ]
+    assert read(page.document(Views.of_graph(example())))["parts"][0]["outside"] is None
+    step_example(parts=(dataclasses.replace(example(), graph="loss [0]"),)).html(tmp_path / "step.html")
+    (part,) = read((tmp_path / "step.html").read_text())["parts"]
+    assert [(mark["place"], mark["peak"]) for mark in part["outside"]] == [("begin", 52 * 2**20)]
+
+
 def test_the_page_needs_no_network_and_hides_no_name():
     name = "</script><b>&amp;"
     report = dataclasses.replace(example(), graph=name, notes=(name,))
-    text = page.document([report])
+    text = page.document(Views.of_graph(report))
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//|@import|url\(", text)
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert f"<title>memgraph: {name.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}</title>" in text
+    shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert f"<title>memgraph: {shown} on cuda:0</title>" in text
     assert text.count("</script>") == 2 and "<!--" not in text
     assert read(text)["parts"][0]["notes"] == [name]
 
@@ -190,7 +255,7 @@ def test_the_page_needs_no_network_and_hides_no_name():
 @pytest.mark.slow
 def test_a_hundred_thousand_buffers_are_a_small_file():
     report = synthetic(200, 250)
-    text = page.document([report])
+    text = page.document(Views.of_graph(report))
     data = read(text)["parts"][0]["planned"]
     assert len(data["birth"]) >= 100_000 and len(text) < 5_000_000
 

@@ -8,9 +8,15 @@ import json
 import pytest
 
 from memgraph.base.sizes import format_size
+from memgraph.facts.actions import Recompute, Save
 from memgraph.planner.decisions import Event
 from memgraph.reporting.lifetimes import Stuff, lifetimes
 from memgraph.reporting.phrases import duration
+from memgraph.reporting.plan_diff import diff
+from memgraph.reporting.ranks import RankReports
+from memgraph.reporting.step_figures import OutsideFigures
+from tests.reporting.test_page import curve
+from tests.reporting.test_plan_diff import layers, plan
 from tests.reporting.test_report import EMPTY, example
 from tests.reporting.test_step_report import example as step_example
 from tests.support import browser as chromium
@@ -228,5 +234,142 @@ def test_a_step_and_its_graphs(browser, tmp_path):
     assert first[3:6] == [format_size(size) for size in (*planned, *measured)]
     browser.run("document.querySelectorAll('#launch-rows tbody tr')[4].click()")
     assert "loss [0]" in browser.run("document.getElementById('title').textContent")
-    assert browser.run("document.getElementById('step').hidden") is True
+    assert browser.run("document.getElementById('sheet').hidden") is True
     assert browser.errors == []
+
+
+def figures_of_the_frontier(page):
+    script = """Object.fromEntries([...document.querySelectorAll('#frontier-rows tbody tr')].map((row) =>
+        [row.dataset.figure, [...row.cells].slice(1).map((cell) => [cell.textContent, Number(cell.dataset.value)])]))"""
+    return page.run(script)
+
+
+def test_the_slider_shows_what_another_budget_changes(browser, tmp_path):
+    report = dataclasses.replace(REPORT, reserve=0, budget=500 * 2**20)
+    found = curve(report)
+    report.html(tmp_path / "report.html", frontier=found)
+    browser.errors.clear()
+    browser.open(tmp_path / "report.html")
+    told = "document.getElementById('frontier-told').textContent"
+    assert browser.run(told) == "The budget of this plan."
+    assert browser.run("document.querySelectorAll('#frontier-curve .knee').length") == len(found.knees) > 0
+    browser.run("document.getElementById('budgets').focus()")
+    browser.press("ArrowLeft")
+    rows = figures_of_the_frontier(browser)
+    for key, value in vars(found.points[0]).items():
+        if key != "least_seconds":
+            own = getattr(found.points[1], key)
+            assert [number for _, number in rows[key]] == pytest.approx([value, own, value - own])
+    assert rows["recomputed"][2][0] == "+200.0 MiB" and rows["peak"][2][0] == "-200.0 MiB"
+    later = 100 * (found.points[0].seconds / found.points[1].seconds - 1)
+    assert browser.run(told) == (
+        f"40.0 % less memory: +{later:.1f} % time, 200.0 MiB more recomputed, 64.0 MiB more offloaded."
+    )
+    browser.press("End")
+    assert browser.run("Number(document.getElementById('budgets').value)") == 3
+    assert "80.0 % more memory: -" in browser.run(told) and "2 fewer regions in shards" in browser.run(told)
+    browser.run("document.querySelector('#frontier-curve [data-point=\"1\"]').dispatchEvent(new MouseEvent('click'))")
+    assert browser.run(told) == "The budget of this plan."
+    place = browser.run("""(() => { const box = (id) => document.querySelector(id).getBBox();
+        const [plan, dot] = [box('#frontier-plan'), box('#frontier-curve [data-point="1"]')];
+        return [plan.x + plan.width / 2, dot.x + dot.width / 2] })()""")
+    assert place[0] == pytest.approx(place[1], abs=0.5)  # the plan stands over its budget
+    browser.look(800, 900, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 800
+    assert browser.errors == []
+
+
+def test_without_a_frontier_the_page_says_how_to_get_one(page):
+    assert "--frontier" in page.run("document.getElementById('frontier').textContent")
+    assert page.run("document.getElementById('budgets') === null")
+
+
+def test_two_reports_in_one_page(browser, tmp_path):
+    first = dataclasses.replace(REPORT, plan=plan(layers(Save())))
+    second = dataclasses.replace(synthetic(12, 60), plan=plan([*layers(Save())[:8], *layers(Recompute())[8:]]))
+    diff(first, second).html(tmp_path / "diff.html")
+    browser.errors.clear()
+    browser.open(tmp_path / "diff.html")
+    assert browser.run("document.getElementById('graph').hidden") is True
+    (row,) = rows(browser, "changes")
+    assert row[0][:5] == ["▸ model.layers.8..31.mlp.up_proj", "save", "recompute", "24", format_size(48 * 2**20)]
+    browser.run("document.querySelector('#changes tr.group').click()")
+    assert len(rows(browser, "changes")) == 25
+    browser.press("/")
+    browser.run("""(() => { const s = document.activeElement; s.value = 'up_9';
+        s.dispatchEvent(new Event('input')); })()""")
+    assert [cells[0] for cells, _ in rows(browser, "changes")] == [
+        "▾ model.layers.8..31.mlp.up_proj",
+        "up_9  model.layers.9.mlp.up_proj",
+    ]
+    box = browser.run("""(() => { const r = document.getElementById('pair').getBoundingClientRect();
+        return [r.x, r.y, r.width] })()""")
+    browser.mouse("mouseMoved", box[0] + box[2] / 2, box[1] + 100)
+    told = browser.run("document.getElementById('pair-told').textContent")
+    assert "first " in told and "second " in told and "difference " in told
+    for number, report in ((1, first), (2, second)):
+        browser.run(f"document.querySelectorAll('#tabs button')[{number}].click()")
+        assert browser.run("Number(document.getElementById('moment').dataset.bytes)") == report.predicted_peak
+    assert browser.run("document.getElementById('sheet').hidden") is True
+    browser.run("document.querySelectorAll('#tabs button')[0].click()")
+    browser.look(800, 900, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 800
+    assert browser.errors == []
+
+
+def test_ranks_beside_each_other(browser, tmp_path):
+    ranks = [dataclasses.replace(REPORT, rank=n, predicted_peak=REPORT.predicted_peak + n) for n in range(2)]
+    step = step_example(rank=2, parts=(dataclasses.replace(REPORT, graph="loss [0]"),), budget=2**30)
+    found = RankReports.of([*ranks, step])
+    found.html(tmp_path / "ranks.html")
+    browser.errors.clear()
+    browser.open(tmp_path / "ranks.html")
+    told = browser.run("""[...document.querySelectorAll('#ranks tbody tr')].map((row) =>
+        [...row.cells].map((cell) => cell.textContent))""")
+    assert [row[0] for row in told] == ["rank 0", "rank 1", "rank 2"]
+    assert [row[3] for row in told] == [format_size(r.predicted_peak) for r in (*ranks, step)]
+    assert [row[-1] for row in told] == ["the tightest" * (rank is found.tightest) for rank in found.ranks]
+    assert browser.run("document.querySelectorAll('#rank-bars [data-rank]').length") == 3
+    tabs = "[...document.querySelectorAll('#tabs button')].filter((tab) => !tab.hidden).map((tab) => tab.textContent)"
+    assert browser.run(tabs) == ["all ranks", "rank 0", "rank 1", "rank 2"]
+    browser.run("document.querySelectorAll('#ranks tbody tr')[2].click()")
+    browser.run("document.querySelectorAll('#launch-rows tbody tr')[4].click()")
+    assert "loss [0]" in browser.run("document.getElementById('title').textContent")
+    chosen = browser.run("document.querySelector('#tabs [aria-selected=true]').textContent")
+    assert chosen == "rank 2"  # the graph is one of that rank's
+    browser.run("document.querySelectorAll('#tabs button')[0].click()")
+    browser.look(800, 900, dark=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 800
+    assert browser.errors == []
+
+
+def test_what_runs_outside_is_drawn_at_its_place(browser, tmp_path):
+    top = REPORT.unplanned_peak + 64 * 2**20
+    around = (OutsideFigures("backward of step [0]", "forward of step [0]", REPORT.level, top),)
+    rounds = tuple(dataclasses.replace(some, outside=around) for some in step_example().rounds)
+    step_example(rounds=rounds, parts=(REPORT,)).html(tmp_path / "step.html")
+    browser.errors.clear()
+    browser.open(tmp_path / "step.html")
+    browser.run("document.querySelectorAll('#tabs button')[1].click()")
+    assert "outside" in browser.run("document.getElementById('legend').textContent")
+    bars = browser.run("memgraph.outsideBars(memgraph.page.chart)")
+    box = browser.run("(() => { const b = memgraph.page.chart.box; return [b.left, b.right] })()")
+    assert [bar["item"]["place"] for bar in bars] == ["begin", "end"]
+    assert bars[0]["x"] == pytest.approx(box[0], abs=2) and bars[1]["x"] + 9 == pytest.approx(box[1], abs=2)
+    assert browser.run("memgraph.page.part.top") == top  # it is the highest of all
+    stage = browser.run("""(() => { const r = document.getElementById('over').getBoundingClientRect();
+        return [r.x, r.y] })()""")
+    browser.mouse("mouseMoved", stage[0] + bars[0]["x"] + 4, stage[1] + bars[0]["top"] + 10)
+    told = browser.run("document.getElementById('tip').textContent")
+    assert told == (
+        "outside, from the backward of step [0] to the forward of step [0]: "
+        f"{format_size(top - REPORT.level)}, up to {format_size(top)}"
+    )
+    assert told in browser.run("memgraph.svg(memgraph.page.chart)")
+    browser.run("memgraph.page.zoom(0.2, memgraph.page.axis.end / 2)")
+    assert browser.run("memgraph.outsideBars(memgraph.page.chart)") == []
+    assert browser.errors == []
+
+
+def test_a_graph_by_itself_says_where_the_outside_is_measured(page):
+    assert "memgraph.step_report().html(path)" in page.run("document.getElementById('notes').textContent")

@@ -2,11 +2,19 @@
 
 import dataclasses
 
+import pytest
+
+from memgraph.base.errors import PlanError
 from memgraph.facts.actions import Offload, Recompute, Save, Tile
 from memgraph.facts.identity import Identity, Line
 from memgraph.planner.decisions import Decision, Plan
 from memgraph.planner.step_plan import GraphPlan, StepPlan
-from memgraph.reporting.plan_diff import Change, diff
+from memgraph.reporting import page, page_diff
+from memgraph.reporting.differences import Change
+from memgraph.reporting.plan_diff import diff
+from tests.reporting.test_page import read
+from tests.reporting.test_report import example
+from tests.reporting.test_step_report import example as step_example
 
 MIB = 1024**2
 
@@ -78,3 +86,50 @@ def test_many_changes_stay_on_one_screen():
     second = plan(Decision(f"v{i}", MIB, Recompute(), f"module_{i}") for i in range(99))
     text = str(diff(first, second))
     assert len(diff(first, second).changes) == 99 and "76 more" in text and len(text.splitlines()) <= 45
+
+
+def reports():
+    """Two reports of one graph of 32 layers, of which the second recomputes more."""
+    first = dataclasses.replace(example(), plan=plan(layers(Save())))
+    mixed = [*layers(Save())[:8], *layers(Recompute())[8:]]
+    mixed = [dataclasses.replace(d, seconds=0.25) if isinstance(d.action, Recompute) else d for d in mixed]
+    return first, dataclasses.replace(first, plan=plan(mixed, peak=60 * MIB, seconds=0.75))
+
+
+def test_two_reports_make_a_page(tmp_path):
+    first, second = reports()
+    found = diff(first, second)
+    assert found.changes == diff(first.plan, second.plan).changes
+    found.html(tmp_path / "diff.html")
+    data = read((tmp_path / "diff.html").read_text())
+    assert [part["graph"] for part in data["parts"]] == ["loss_fn [0]", "loss_fn [0]"]
+    view = data["views"][0]
+    assert view["kind"] == "diff" and view["summary"] in str(found)
+    shown = view["diff"]
+    assert shown["curves"] == [["loss_fn [0]", 0, 1]] and shown["missing"] == []
+    assert all(cell in str(found) for row in shown["sums"] for cell in row)
+    (change,) = shown["changes"]
+    assert (change["module"], change["bytes"]) == ("model.layers.8..31.mlp.up_proj", 48 * MIB)
+    assert len(change["members"]) == 24
+    assert change["members"][0] == ["up_8", "model.layers.8.mlp.up_proj", 2 * MIB, 0.0, 0.25]
+
+
+def test_the_page_of_a_plan_file_has_tables_alone():
+    first, second = reports()
+    found = diff(first.plan, second)
+    data = read(page.document(page_diff.views(found.reports, found.changes, ("a note",), (), "answer")))
+    assert data["views"][0]["diff"]["missing"] == ["first"] and data["views"][0]["diff"]["curves"] == []
+    assert len(data["parts"]) == 1 and data["views"][0]["diff"]["notes"] == ["a note"]
+
+
+def test_graphs_of_two_steps_are_paired_by_name():
+    first, second = reports()
+    alone = dataclasses.replace(second, graph="alone [0]")
+    found = diff(step_example(parts=(first, alone)), step_example(parts=(alone, second)))
+    data = read(page.document(page_diff.views(found.reports, found.changes, found.notes, (), "answer")))
+    assert data["views"][0]["diff"]["curves"] == [["loss_fn [0]", 0, 3], ["alone [0]", 1, 2]]
+
+
+def test_a_report_without_a_plan_is_refused():
+    with pytest.raises(PlanError, match="has no plan: its graph runs without one"):
+        diff(example(), plan(layers(Save())))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from memgraph.base import compat
 from memgraph.base.errors import RanksError
 from memgraph.step.meter import Arguments, Meter
 from memgraph.step.ranks import Ranks, SharedMeter, tightest
@@ -103,3 +104,12 @@ def test_a_launch_is_that_of_all_ranks():
     outcomes, _ = on_threads(work)
     assert all(entries == outcomes[0] for entries in outcomes.values())
     assert outcomes[0][0].sizes == (6,) and outcomes[0][0].level >= held.nbytes
+
+
+def test_the_rank_of_this_process(tmp_path):
+    assert compat.rank_here() is None
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert compat.rank_here() == 0
+    finally:
+        dist.destroy_process_group()

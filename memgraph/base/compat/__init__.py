@@ -9,7 +9,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
 from memgraph.base.compat.autograd import compiled_node
-from memgraph.base.compat.distributed import bucket_bytes, collective_groups, default_store, gathered, local, wrapped
+from memgraph.base.compat.distributed import (
+    bucket_bytes,
+    collective_groups,
+    default_store,
+    gathered,
+    local,
+    rank_here,
+    wrapped,
+)
 from memgraph.base.compat.dynamo import (
     autocast_state,
     compile_id,
@@ -110,7 +118,7 @@ from memgraph.base.compat.sizes import (
     symbols_in,
 )
 from memgraph.base.compat.storages import StorageReference, first_users_output
-from memgraph.base.compat.trace import trace_artifact
+from memgraph.base.compat.trace import trace_artifact, trace_data
 
 __all__ = [
     "C_LINEAR",
@@ -185,6 +193,7 @@ __all__ = [
     "profiling",
     "propagating",
     "raise_getitems",
+    "rank_here",
     "reading_with",
     "really",
     "recompute_ancestors",
@@ -208,6 +217,7 @@ __all__ = [
     "tangents_are_given_away",
     "through_dynamo",
     "trace_artifact",
+    "trace_data",
     "traces_cuda",
     "triton_kernel",
     "triton_kernels_of",

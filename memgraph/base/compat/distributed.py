@@ -1,10 +1,17 @@
-"""torch.distributed: what of a parameter is in this process, and what DDP keeps beside it."""
+"""torch.distributed: which rank this process is, what of a parameter is in it, and what DDP keeps beside it."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from typing import Any
+
+
+def rank_here() -> int | None:
+    """The rank of this process among those that train together; None where it trains alone."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
 def local(tensor: Any) -> Any:

@@ -88,6 +88,7 @@ class Chart {
     }
     this.line(ink, page.part.unplanned, width, page.colour("--soft"));
     this.bounds(ink, box);
+    drawOutside(this, ink, box);
     this.mark(ink);
     drawLanes(this, ink, box);
     this.spent = performance.now() - started;
@@ -152,19 +153,19 @@ class Chart {
     ink.lineWidth = 1;
   }
 
-  // The budget, what of it is not held back, and what was measured.
+  // The budget, what of it is not held back where that is seen to be less, and what was measured.
   bounds(ink, box) {
     const { data } = this.page.part;
     const red = this.page.colour("--budget");
     const lines = [];
     if (data.budget !== null) {
       lines.push([data.budget, `budget ${bytes(data.budget)}`, red, [7, 4]]);
-      if (data.reserve) lines.push([data.budget - data.reserve, "less what is held back", red, [2, 3]]);
+      const usable = data.budget - data.reserve;
+      if (this.y(usable) - this.y(data.budget) > 13) lines.push([usable, "less what is held back", red, [2, 3]]);
     }
     if (data.measured_peak !== null) {
       lines.push([data.measured_peak, `measured ${bytes(data.measured_peak)}`, this.page.colour("--good"), [10, 3, 2, 3]]);
     }
-    ink.textAlign = "right";
     ink.textBaseline = "bottom";
     for (const [size, text, colour, dashes] of lines) {
       const y = Math.round(this.y(size)) + 0.5;
@@ -176,7 +177,9 @@ class Chart {
       ink.lineTo(box.right, y);
       ink.stroke();
       ink.setLineDash([]);
-      ink.fillText(text, box.right - 4, y - 2);
+      const right = colour === red;
+      ink.textAlign = right ? "right" : "left";
+      label(ink, this.page, text, right ? box.right - 4 : box.left + 4, y - 2);
     }
     ink.lineWidth = 1;
   }
@@ -196,7 +199,7 @@ class Chart {
     ink.textAlign = right ? "right" : "left";
     ink.textBaseline = "bottom";
     ink.font = "600 12px system-ui, sans-serif";
-    ink.fillText(`peak ${bytes(planned.total[planned.peak])}`, x + (right ? -9 : 9), y - 1);
+    label(ink, page, `peak ${bytes(planned.total[planned.peak])}`, x + (right ? -9 : 9), y - 1);
   }
 
   // What moves with the pointer: the lifetime of the chosen buffer, the chosen moment, the one pointed at.

@@ -88,7 +88,7 @@ class Part {
       this.end = Math.max(this.end, (start + works.length[i]) / 1e9);
     });
     this.top = Math.max(
-      data.budget || 0, data.measured_peak || 0,
+      data.budget || 0, data.measured_peak || 0, ...(data.outside || []).map((item) => item.peak),
       this.planned.total[this.planned.peak], this.unplanned.total[this.unplanned.peak], 1,
     );
   }

@@ -55,6 +55,11 @@ function svg(chart) {
       `<text x="${box.right}" y="${y - 4}" text-anchor="end" fill="${colour}">${escaped(text)}</text>`);
   };
   if (part.data.budget !== null) rule(part.data.budget, `budget ${bytes(part.data.budget)}`, "#c1121f");
+  for (const { item, x, top, bottom } of outsideBars(chart)) {
+    const height = Math.max(2, bottom - top).toFixed(1);
+    pieces.push(`<rect x="${x.toFixed(1)}" y="${top.toFixed(1)}" width="${BAR}" height="${height}" fill="${OUTSIDE}">`
+      + `<title>${escaped(outsideTold(item))}</title></rect>`);
+  }
   const { peak, total } = part.planned;
   const x = chart.x(page.middle(peak)).toFixed(1);
   pieces.push(`<circle cx="${x}" cy="${chart.y(total[peak]).toFixed(1)}" r="4.5"/>`,

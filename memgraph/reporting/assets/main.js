@@ -4,8 +4,11 @@ const KEYS = [
   ["left, right", "the chosen moment, by one event; with shift by fifty"], ["+ and -", "zoom; also the wheel"],
   ["0", "the whole step"], ["p", "the peak"], ["t", "axis: order of events, or predicted time"],
   ["up, down", "the buffer above or below in the list"], ["/", "search"], ["d", "dark or light"],
-  ["Escape", "choose nothing"],
+  ["Escape", "choose nothing"], ["left, right on the slider", "another budget"],
 ];
+
+// The views that are no graph: each is shown in the sheet, and returns what draws its pictures again.
+const SHEETS = { step: showStep, diff: showDiff, ranks: showRanks };
 
 class Page {
   constructor(data) {
@@ -15,6 +18,7 @@ class Page {
     this.chart = new Chart(this);
     this.live = new Live(this);
     this.model = new Model(this);
+    this.frontier = new Frontier(this);
     this.colours = new Map();
     this.listen();
     this.tabs();
@@ -28,52 +32,44 @@ class Page {
   }
 
   tabs() {
-    const { parts, step } = this.data;
-    const entries = [
-      ...(step ? [["the step", () => this.showStep()]] : []),
-      ...(parts.length > 1 || step ? parts.map((part, i) => [part.graph, () => this.show(i)]) : []),
-    ];
-    $("tabs").replaceChildren(...entries.map(([name, act]) => make("button", { role: "tab", onclick: act }, name)));
-    if (step) this.showStep();
-    else this.show(0);
+    const { views } = this.data;
+    $("tabs").replaceChildren(...(views.length < 2 ? [] : views.map((view, i) => make("button", {
+      role: "tab", "data-view": i, hidden: Number.isInteger(view.under), onclick: () => this.open(i),
+    }, view.name))));
+    this.open(0);
   }
 
-  choseTab(number) {
-    [...$("tabs").children].forEach((tab, i) => tab.setAttribute("aria-selected", String(i === number)));
-  }
-
-  showStep() {
-    const { step } = this.data;
-    $("step").hidden = false;
-    $("graph").hidden = true;
-    $("title").textContent = `memgraph: a step on ${step.device}`;
-    $("summary").textContent = step.summary;
-    this.choseTab(0);
-    showStep(this, step);
-  }
-
-  showGraph(name) {
-    const found = this.data.parts.findIndex((part) => part.graph === name);
-    if (found >= 0) this.show(found);
+  // Show one of the views.
+  open(number) {
+    const view = this.data.views[number];
+    for (const tab of $("tabs").children) {
+      tab.setAttribute("aria-selected", String(Number(tab.dataset.view) === (view.under ?? number)));
+    }
+    $("title").textContent = `memgraph: ${view.title}`;
+    $("summary").textContent = unbroken(view.summary);
+    $("graph").hidden = view.kind !== "graph";
+    $("sheet").hidden = view.kind === "graph";
+    this.drawSheet = null;
+    if (view.kind === "graph") this.show(view.part);
+    else {
+      this.drawSheet = SHEETS[view.kind](this, view);
+      this.drawSheet();
+    }
   }
 
   show(number) {
     this.part = this.parts[number];
     const { data } = this.part;
-    $("step").hidden = true;
-    $("graph").hidden = false;
-    $("title").textContent = `memgraph: ${data.graph} on ${data.device}`;
-    $("summary").textContent = data.summary;
-    this.choseTab(number + (this.data.step ? 1 : 0));
     $("answers").replaceChildren(...data.answers.map(([name, text], i) => {
       const over = text.includes("OVER") || text.startsWith("no");
-      return make("div", { class: `answer ${i ? "" : over ? "over" : "fits"}` }, make("b", {}, name), text);
+      return make("div", { class: `answer ${i ? "" : over ? "over" : "fits"}` }, make("b", {}, name), unbroken(text));
     }));
     this.selected = null;
     this.state = this.part.planned.peak;
     this.useAxis(this.part.timed);
     $("axis").disabled = !this.part.timed;
     this.legend();
+    this.frontier.show(this.part);
     showNotes(this.part);
     this.model.open.clear();
     this.model.show();
@@ -94,6 +90,7 @@ class Page {
     const { data } = this.part;
     $("legend").replaceChildren(
       ...this.chart.layers().map((layer) => entry(layer.name, layer.colour, "")),
+      data.outside?.length ? entry("outside", OUTSIDE, "") : "",
       entry("unplanned", "var(--soft)", "line"),
       data.budget === null ? "" : entry("budget", "var(--budget)", "line dashed"),
       data.measured_peak === null ? "" : entry("measured peak", "var(--good)", "line dashed"),
@@ -108,10 +105,12 @@ class Page {
 
   redraw() {
     this.colours.clear();
+    if (this.drawSheet) this.drawSheet();
     if ($("graph").hidden) return;
     this.chart.fit();
     this.chart.draw();
     this.chart.drawOver();
+    this.frontier.draw();
   }
 
   // Draw once in a frame, whatever happened in it.
@@ -181,7 +180,6 @@ class Page {
     const dark = getComputedStyle(root).colorScheme === "dark";
     root.dataset.theme = dark ? "light" : "dark";
     this.redraw();
-    if (!$("step").hidden) drawLaunches(this, this.data.step);
   }
 
   help() {
@@ -200,7 +198,7 @@ class Page {
     }
     this.pointed = chart.place(x);
     const state = this.stateAt(x);
-    const work = workAt(chart, x, event.offsetY);
+    const work = workAt(chart, x, event.offsetY) ?? outsideAt(chart, x, event.offsetY);
     tip.textContent = work ?? [
       this.axis.label(this.pointed), `planned ${bytes(part.planned.total[state])}`,
       `unplanned ${bytes(part.unplanned.total[this.axis.state(part.unplanned, this.pointed)])}`,
@@ -257,10 +255,7 @@ class Page {
     };
     for (const [id, act] of Object.entries(acts)) $(id).addEventListener("click", act);
     document.addEventListener("keydown", (event) => this.key(event, acts));
-    window.addEventListener("resize", () => {
-      this.redraw();
-      if (!$("step").hidden) drawLaunches(this, this.data.step);
-    });
+    window.addEventListener("resize", () => this.redraw());
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
@@ -277,6 +272,10 @@ class Page {
     }
     if (event.key === "d") this.theme();
     if (event.key === "?") this.help();
+    if (event.key === "/" && $("graph").hidden && $("wanted")) {
+      event.preventDefault();
+      $("wanted").focus();
+    }
     if ($("graph").hidden || $("keys").open) return;
     const by = event.shiftKey ? 50 : 1;
     const done = {
@@ -291,7 +290,7 @@ class Page {
   }
 }
 
-window.memgraph = { ready: false, Axis, bytes, seconds, csv, svg };
+window.memgraph = { ready: false, Axis, bytes, seconds, csv, svg, outsideBars };
 inflated($("data").textContent).then((data) => {
   window.memgraph.page = new Page(data);
   window.memgraph.ready = true;

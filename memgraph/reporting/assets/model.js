@@ -86,5 +86,6 @@ function showNotes(part) {
   const times = stages.map(([name, time]) => [name, seconds(time)]);
   const about = [["attempts", String(attempts)], ...versions];
   $("notes").replaceChildren(make("h2", {}, "Notes"),
-    ...notes.map((note) => make("p", { class: "soft" }, note)), list([...times, ...about]));
+    ...[...notes, outsideNote(part)].filter(Boolean).map((note) => make("p", { class: "soft" }, note)),
+    list([...times, ...about]));
 }

@@ -1,15 +1,16 @@
 // A step of training: its launches beside each other, each with the level that it found, what it was planned to reach
 // and what was measured.
 
-function showStep(page, step) {
-  const root = $("step");
+function showStep(page, { step }) {
+  const root = $("sheet");
   const cells = (row) => row.map((text, i) => make("td", { class: i ? "number" : "" }, text));
   const size = (value) => (value === null ? "-" : bytes(value));
   const head = ["launch", "level", "held", "planned forward", "planned backward", "measured forward", "measured backward"];
   const table = make("table", { id: "launch-rows" },
     make("thead", {}, make("tr", {}, ...head.map((name, i) => make("th", { class: i ? "number" : "" }, name)))),
     make("tbody", {}, ...step.launches.map((launch) => make("tr", {
-      class: "open", "data-level": launch.level, onclick: () => page.showGraph(launch.graph),
+      class: launch.graph in step.views ? "open" : "", "data-level": launch.level,
+      onclick: () => launch.graph in step.views && page.open(step.views[launch.graph]),
     }, ...cells([
       launch.graph + (launch.sizes.length ? ` (${launch.sizes.join(", ")})` : ""),
       ...[launch.level, launch.held, ...launch.planned, ...launch.measured].map(size),
@@ -35,7 +36,7 @@ function showStep(page, step) {
     make("section", { class: "panel" }, make("h2", {}, "Notes"),
       ...step.notes.map((note) => make("p", { class: "soft" }, note))),
   );
-  drawLaunches(page, step);
+  return () => drawLaunches(page, step);
 }
 
 function drawLaunches(page, step) {

@@ -25,6 +25,27 @@ function seconds(time) {
   return Math.abs(time) >= 1e-3 ? `${oneDigit(time * 1e3)} ms` : `${oneDigit(time * 1e6)} us`;
 }
 
+function percent(fraction, withSign = false) {
+  const text = `${oneDigit(100 * fraction)} %`;
+  return withSign && fraction >= 0 ? `+${text}` : text;
+}
+
+// A difference, with its sign; told: how the figure itself is written.
+function signed(difference, told) {
+  if (difference === 0) return "-";
+  return `${difference > 0 ? "+" : "-"}${told(Math.abs(difference))}`;
+}
+
+// Round numbers within a range, about so many.
+function ticks(low, high, count) {
+  const raw = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * [1, 2, 5, 10].find((n) => n * power >= raw * 0.999);
+  const found = [];
+  for (let n = Math.ceil(low / step); n * step <= high; n++) found.push(n * step);
+  return found;
+}
+
 const $ = (id) => document.getElementById(id);
 
 // An element: its tag, attributes (on... are listeners), and children; text is only ever text.
@@ -37,6 +58,29 @@ function make(tag, attributes = {}, ...children) {
   element.append(...children.filter((child) => child !== undefined && child !== null));
   return element;
 }
+
+// An element of a picture.
+function shape(tag, attributes = {}, text = "") {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.textContent = text;
+  return element;
+}
+
+// A text on a canvas with an edge of the colour behind it, so that it can be read over a line.
+function label(ink, page, text, x, y) {
+  ink.save();
+  ink.setLineDash([]);
+  ink.lineJoin = "round";
+  ink.lineWidth = 4;
+  ink.strokeStyle = page.colour("--panel");
+  ink.strokeText(text, x, y);
+  ink.restore();
+  ink.fillText(text, x, y);
+}
+
+// A sentence in which no number stands alone at the end of a line.
+const unbroken = (text) => text.replaceAll(" %", "\u00a0%");
 
 const basename = (path) => path.slice(path.lastIndexOf("/") + 1);
 
