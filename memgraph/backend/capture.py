@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import fx
 
 from memgraph.backend.before_autograd import before_autograd
 from memgraph.backend.budget import trains
@@ -279,12 +280,35 @@ class _Capture(Generic[Found]):
                 "and their scratch memory may differ from those on CUDA"
             )
             target, origins = torch.device("cpu"), {"meta", "cuda"}
+            _count_as_floats(gm)
         if not any(isinstance(t, torch.Tensor) and t.device.type in origins for t in inputs):
             return inputs
         try:
             return compat.rehome(gm, inputs, frozenset(origins), target)
         except TypeError as problem:
             raise MemgraphError(f"cannot be planned for {target}: {problem}") from problem
+
+
+def _count_as_floats(gm: Any) -> None:
+    """Make histograms of whole numbers some of floats, in place: the CPU has no others.
+
+    Of as many bytes: mixtures of experts count int32 so on a GPU.
+    """
+    for module in gm.modules():
+        graph = getattr(module, "graph", None)
+        for node in list(graph.nodes) if isinstance(graph, fx.Graph) else ():
+            given = node.args[0] if node.target in (torch.histc, "histc") and node.args else None
+            seen = given.meta.get("example_value") if isinstance(given, fx.Node) else None
+            if not isinstance(seen, torch.Tensor) or seen.dtype.is_floating_point:
+                continue
+            with graph.inserting_before(node):
+                floats = graph.call_method("float", (given,))
+            with graph.inserting_after(node):
+                counts = graph.call_method("to", (node, seen.dtype))
+            node.replace_all_uses_with(counts, delete_user_cb=lambda user, counts=counts: user is not counts)
+            node.replace_input_with(given, floats)
+            for made in (floats, counts):
+                made.meta |= {name: node.meta[name] for name in ("stack_trace", "nn_module_stack") if name in node.meta}
 
 
 # One backend object for all calls: Dynamo keeps every backend that it has ever seen.

@@ -102,6 +102,23 @@ def test_values_are_offloaded_from_a_gpu_that_is_not_here():
     assert report.bytes_on("host") > 0 and report.predicted_peak <= report.budget
 
 
+@needs_cuda_traces
+@pytest.mark.parametrize("method", [False, True])
+def test_experts_are_counted_as_a_gpu_does(method):
+    """transformers counts the tokens of each expert as int32 but on a CPU, which has no such histogram."""
+    with torch.device("meta"):
+        model, x, chosen = nn.Linear(WIDTH, 8), torch.empty(ROWS, WIDTH), torch.empty(ROWS, dtype=torch.int64)
+
+    def loss(x, chosen):
+        whole = chosen.int()
+        counts = whole.histc(8, 0, 7) if method else torch.histc(whole, bins=8, min=0, max=7)
+        assert counts.dtype == torch.int32
+        return (model(x) * counts.cumsum(0)).square().mean()
+
+    report = memgraph.plan(loss, x, chosen, options={"budget": None}, hardware="H100")
+    assert any("aten::histc" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("budget", ["5MiB", "3750KiB"])
 def test_the_state_of_an_optimizer_is_to_come(budget):
     model, loss, x = make("meta")
