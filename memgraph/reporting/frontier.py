@@ -73,11 +73,17 @@ class Frontier:
 
     @property
     def knees(self) -> tuple[Point, ...]:
-        """Points below which a byte costs at least BEND times what it is worth above them, the smallest first."""
+        """Points below which a byte costs at least BEND times what it is worth above them, the smallest first.
+
+        What costs less than a byte of the whole curve does on average is no knee: plans come in steps, and behind each
+        small one the curve is flat.
+        """
         found = []
+        least, most = self.points[0], self.points[-1]
+        average = (least.seconds - most.seconds) / max(1, most.budget - least.budget)
         for place in range(1, len(self.points) - 1):
             below, above = self.price(place), self.price(place + 1)
-            if below > 0 and below >= BEND * above:
+            if below > average and below >= BEND * above:
                 found.append(self.points[place])
         return tuple(found)
 

@@ -101,6 +101,8 @@ def test_knees_are_where_memory_gets_dear():
     assert found.at(250).budget == 200 and found.at(99) is None
     assert "knees" in str(found) and "200 B *" in str(found)
     assert curve((100, 1.0), (200, 1.0)).knees == ()
+    steps = curve((100, 9.0), (200, 3.0), (300, 2.9), (400, 2.9), (500, 2.8), (600, 2.8))
+    assert [point.budget for point in steps.knees] == [200]  # before flat ground, but cheap: not 300, not 500
 
 
 def test_json(found, tmp_path):
