@@ -295,8 +295,10 @@ def _count_as_floats(gm: Any) -> None:
     Of as many bytes: mixtures of experts count int32 so on a GPU.
     """
     for module in gm.modules():
-        graph = getattr(module, "graph", None)
-        for node in list(graph.nodes) if isinstance(graph, fx.Graph) else ():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        graph = module.graph
+        for node in list(graph.nodes):
             given = node.args[0] if node.target in (torch.histc, "histc") and node.args else None
             seen = given.meta.get("example_value") if isinstance(given, fx.Node) else None
             if not isinstance(seen, torch.Tensor) or seen.dtype.is_floating_point:
