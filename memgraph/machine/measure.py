@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from memgraph.base import compat
+from memgraph.base.instances import instances
 from memgraph.runtime.host import own_memory
 
 Device: TypeAlias = torch.device | str | int | None
@@ -64,8 +65,8 @@ def allocated_bytes(device: Device = None) -> int:
     if resolved.type == "cuda":
         return counters(resolved)[0]
     alive = gc.get_objects()
-    found = {data: size for tensor in _instances(alive, torch.Tensor) for data, size in _cpu_storage(tensor)}
-    buckets = sum(compat.bucket_bytes(module, "cpu") for module in _instances(alive, DistributedDataParallel))
+    found = {data: size for tensor in instances(torch.Tensor, alive) for data, size in _cpu_storage(tensor)}
+    buckets = sum(compat.bucket_bytes(module, "cpu") for module in instances(DistributedDataParallel, alive))
     return sum(found.values()) + buckets - sum(found.get(address, 0) for address in own_memory())
 
 
@@ -116,12 +117,7 @@ def _cpu_allocations(events: Iterable[Any]) -> list[int]:
 
 def live_tensors() -> Iterator[torch.Tensor]:
     """The tensors that Python can reach."""
-    return _instances(gc.get_objects(), torch.Tensor)
-
-
-def _instances(alive: list[Any], kind: type) -> Iterator[Any]:
-    # The type, not isinstance: that asks the object for its __class__, which lazy proxies act upon.
-    return (candidate for candidate in alive if issubclass(type(candidate), kind))
+    return instances(torch.Tensor)
 
 
 def _cpu_storage(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,8 @@ import gc
 import sys
 from typing import Any
 
+from memgraph.base.instances import instances
+
 
 def rank_here() -> int | None:
     """The rank of this process among those that train together; None where it trains alone."""
@@ -45,7 +47,7 @@ def wrapped() -> list[Any]:
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    modules = list(instances(DistributedDataParallel))
     return [p for module in modules if hasattr(module, "reducer") for p in module._module_parameters if p.requires_grad]
 
 
