@@ -5,7 +5,6 @@ import threading
 
 from memgraph.base.instances import instances
 
-
 Plain = abc.ABCMeta("Plain", (), {})
 
 
