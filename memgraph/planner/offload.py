@@ -31,8 +31,8 @@ from memgraph.planner.queues import Clock, Tier, place
 BASES = 8
 # About how often a base is swept to see what has to leave.
 SWEEPS_OF_A_BASE = 6
-# Up to so many values that leave, each is tried without.
-FEW = 8
+# Up to so many values that leave, each is tried without, in graphs of up to so many values: it costs a sweep each.
+FEW, SMALL = 8, 500
 # Windows in largest values: those tried for a bound that the narrowest (0) keeps, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
@@ -242,9 +242,12 @@ class Offloader:
         return self._fewer(base, best, bound, window)
 
     def _fewer(self, base: Candidate, best: Candidate, bound: int, window: float) -> Candidate:
-        """The same less single values that need not leave: what was born before them may be the larger part."""
+        """The same less single values that need not leave; of small graphs.
+
+        Values leave in the order of their births, and one that must may come behind one that need not.
+        """
         gone = [move.value for move in best.moves]
-        if not 1 < len(gone) <= FEW:
+        if not 1 < len(gone) <= FEW or len(self.facts.values) > SMALL:
             return best
         for i in gone:
             left = [move.value for move in best.moves if move.value != i]
