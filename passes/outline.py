@@ -94,7 +94,7 @@ def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) ->
     for node in reversed(graph.nodes):  # what only layers read, and makes again
         if not node.users and (node.op == "get_attr" or made_of_nothing(node)):
             graph.erase_node(node)
-    made = fx.GraphModule(root, graph)
+    made = compat.graph_module(root, graph)
     made.meta = dict(gm.meta)
     made.graph.lint()
     return made

@@ -65,4 +65,4 @@ def _ordered(backward: fx.GraphModule, plan: Plan) -> fx.GraphModule:
     last = {step.name: step.copy for step in plan.backward}
     graph.output(fx.map_arg(output.args[0], lambda arg: new[arg.name, last.get(arg.name, 0)]))
     next(iter(graph.find_nodes(op="output"))).meta.update(output.meta)
-    return compat.raise_getitems(fx.GraphModule(backward, graph))
+    return compat.raise_getitems(compat.graph_module(backward, graph))

@@ -64,9 +64,13 @@ def allocated_bytes(device: Device = None) -> int:
     resolved = _resolve(device)
     if resolved.type == "cuda":
         return counters(resolved)[0]
-    alive = gc.get_objects()
-    found = {data: size for tensor in instances(torch.Tensor, alive) for data, size in _cpu_storage(tensor)}
-    buckets = sum(compat.bucket_bytes(module, "cpu") for module in instances(DistributedDataParallel, alive))
+    found: dict[int, int] = {}  # by address
+    buckets = 0
+    for holder in instances(torch.Tensor, DistributedDataParallel):
+        if isinstance(holder, torch.Tensor):
+            found.update(_cpu_storage(holder))
+        else:
+            buckets += compat.bucket_bytes(holder, "cpu")
     return sum(found.values()) + buckets - sum(found.get(address, 0) for address in own_memory())
 
 

@@ -56,7 +56,7 @@ def _of_held(facts: JointFacts, held: set[int]) -> list[float]:
     possible: list[bool] = []
     for i, value in enumerate(facts.values):
         there = i in held or value.kind in ("primal", "tangent")
-        possible.append(there or (_is_fused(value) and all(possible[j] for j in value.inputs)))
+        possible.append(there or (_is_fused(value) and all([possible[j] for j in value.inputs])))
     return [ALWAYS if yes else NEVER for yes in possible]
 
 

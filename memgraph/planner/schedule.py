@@ -105,9 +105,9 @@ class _Backward:
         self.until = copied_until(facts, held, copies)
         self.held = held.union(i for i, value in enumerate(facts.values) if value.kind in ("primal", "tangent"))
         """What is there from the start: saved values and inputs."""
+        self.there = set(self.held)
+        """What is held, and the operators of the backward that have run."""
         self.ours = set(facts.backward)
-        self.done: set[int] = set()
-        """Operators of the backward that have run."""
         self.by_region: dict[tuple[int, int], int] = {}
         """(value, region): the copy that was computed for this region."""
         self.newest: dict[int, int] = {}
@@ -118,11 +118,11 @@ class _Backward:
 
     def run(self, operator: int, position: int) -> None:
         """Append one operator of the backward, and before it whatever it needs."""
-        value = self.values[operator]
-        reads = tuple(self._read(i, value.region, position) for i in value.inputs)
+        value, there = self.values[operator], self.there
+        reads = [(i, 0) if i in there else self._read(i, value.region, position) for i in value.inputs]
         self.steps.append((operator, 0))
-        self.reads.append(reads)
-        self.done.add(operator)
+        self.reads.append(tuple(reads))
+        there.add(operator)
 
     def provide(self, outputs: Sequence[int]) -> None:
         """Append what the backward returns and did not compute: a gradient may be a forward value itself."""
@@ -147,7 +147,7 @@ class _Backward:
 
     def _at_hand(self, i: int, region: int, position: int) -> Copy | None:
         """The copy of a value that a step of this region may read; None if there is none yet."""
-        if i in self.held or i in self.done:
+        if i in self.there:
             return (i, 0)
         copy = self.by_region.get((i, region))
         if copy is None and self.until[i] < position:
@@ -157,7 +157,7 @@ class _Backward:
     def _recompute(self, i: int, region: int, position: int) -> None:
         """Append the recomputation of a value and of all that it needs, in the order of the forward."""
         for j in sorted(self._missing(i, region, position)):
-            reads = tuple(self._read(k, region, position) for k in self.values[j].inputs)
+            reads = tuple([self._read(k, region, position) for k in self.values[j].inputs])
             copy = self.newest[j] + 1 if j in self.newest else 0
             self.steps.append((j, copy))
             self.reads.append(reads)
@@ -177,7 +177,7 @@ class _Backward:
             if values[j].fixed:
                 raise Unschedulable(f"{values[j].name} {values[j].fixed} and is not saved")
             missing.add(j)
-            pending.extend(k for k in values[j].inputs if self._at_hand(k, region, position) is None)
+            pending += [k for k in values[j].inputs if self._at_hand(k, region, position) is None]
         return missing
 
 
@@ -196,7 +196,7 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
     slot = {i: s for s, i in enumerate(order)}
     return Program(
         values=tuple(order),
-        reads=tuple(() if s < len(inputs) else tuple(slot[j] for j in values[i].inputs) for s, i in enumerate(order)),
+        reads=tuple(() if s < len(inputs) else tuple([slot[j] for j in values[i].inputs]) for s, i in enumerate(order)),
         inputs=len(inputs),
         outputs=frozenset(slot[i] for i in kept if i in slot),
         owned=frozenset(),
@@ -221,7 +221,7 @@ def backward_program(
         slot[step] = len(inputs) + s
     return Program(
         values=tuple(inputs) + tuple(i for i, _ in steps),
-        reads=((),) * len(inputs) + tuple(tuple(slot[read] for read in step) for step in reads),
+        reads=((),) * len(inputs) + tuple([tuple([slot[read] for read in step]) for step in reads]),
         inputs=len(inputs),
         outputs=frozenset(slot[i, 0] for i in facts.backward_outputs if (i, 0) in slot),
         owned=_owned(facts, inputs),
@@ -234,11 +234,12 @@ def _settled(
 ) -> Iterator[Copy]:
     """The steps that are written to memory whatever reads them."""
     values = facts.values
-    readers = Counter(read for step in reads for read in step)
+    masks = {step for step in steps if values[step[0]].masks} if settle else set()
+    readers = Counter(read for step in reads for read in step if read in masks) if masks else Counter()
     for step in steps:
         value = values[step[0]]
         adds = value.accumulates and (settle or any(_is_product(values, j) for j in value.inputs))
-        if adds or (settle and (value.expanded or (value.masks and readers[step] > 1))):
+        if adds or (settle and value.expanded) or readers[step] > 1:
             yield step
 
 

@@ -151,6 +151,7 @@ def test_other_graphs_that_differ_by_little_leave_the_same_room(scratch):
     assert Partitioner(given, CPU, Bound(), Progress(False), "f", here).uuid() not in keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, "3MiB"])
 def test_a_tier_without_room_is_named_with_room_and_need(scratch, limit, monkeypatch):
     monkeypatch.setattr(Space, "of", classmethod(lambda cls, place: cls(4 * MIB, 4 * MIB if limit else 64 * KIB)))
@@ -333,6 +334,7 @@ def test_launches_of_a_graph_share_the_room(scratch):
     assert for_launches(unbounded, 8) == unbounded
 
 
+@pytest.mark.slow
 def test_variants_of_a_graph_share_a_limit_and_one_that_is_pushed_out_leaves_its_room(scratch):
     """Each reserves for itself, all under the limit of the process; a graph keeps few of them."""
     given = parsed(host=MIB)

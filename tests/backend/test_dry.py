@@ -119,6 +119,7 @@ def test_experts_are_counted_as_a_gpu_does(method):
     assert any("aten::histc" in note for note in report.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["5MiB", "3750KiB"])
 def test_the_state_of_an_optimizer_is_to_come(budget):
     model, loss, x = make("meta")

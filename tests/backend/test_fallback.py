@@ -25,6 +25,7 @@ from memgraph.base import compat
 from memgraph.base.errors import GraphError
 from memgraph.base.sizes import format_size
 from memgraph.machine.measure import allocated_bytes
+from tests.support.lanes import slow_but
 
 SIZE = 64
 X = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))
@@ -265,7 +266,7 @@ class Unlucky(Attempts):
         return dataclasses.replace(found, above=found.above + miss)
 
 
-@pytest.mark.parametrize("grown", [0, 5056, 30_000, 60_000])
+@pytest.mark.parametrize("grown", slow_but([0, 5056, 30_000, 60_000], fast=[5056]))
 def test_the_minimum_is_the_lowest_peak_seen_and_can_be_reached(grown, tmp_path, monkeypatch):
     """grown: bytes that are allocated more when the minimum is given back; all but a little of what it leaves free."""
     Unlucky.first = None

@@ -56,6 +56,7 @@ def test_as_if_the_budget_was_planned_for(found, place):
     assert "slower than any plan of this kind" in str(report)
 
 
+@pytest.mark.slow
 def test_the_budget_that_is_asked_for_is_a_point_too(found):
     loss, x = make()
     asked = (found.points[1].budget + found.points[2].budget) // 2
@@ -66,6 +67,7 @@ def test_the_budget_that_is_asked_for_is_a_point_too(found):
         assert len(there.points) == 3
 
 
+@pytest.mark.slow
 def test_levers_are_counted():
     loss, x = make()
     options = {"offload": {"host": True, "min_bytes": 1024}, "tile": True}

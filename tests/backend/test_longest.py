@@ -54,6 +54,7 @@ def test_as_if_every_size_was_planned(levers, start):
     assert (plain.baseline, plain.unplanned_peak) == (found.report.baseline, found.report.unplanned_peak)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_and_the_state_of_an_optimizer():
     loss, x = make(64)
     x = torch.empty(3, 64, WIDTH, device="meta")

@@ -3,7 +3,9 @@
 import abc
 import threading
 
-from memgraph.base.instances import instances
+import pytest
+
+from memgraph.base.instances import instances, instances_among
 
 Plain = abc.ABCMeta("Plain", (), {})
 
@@ -37,10 +39,12 @@ def test_those_of_a_class_and_of_what_comes_of_it():
     plain, derived = Plain(), Derived()
     Plain.register(Odd)  # a virtual base is none
     kept = [plain, Proxy(), derived, Odd(), 3]
-    assert list(instances(Plain, kept)) == [plain, derived]
+    assert list(instances_among(kept, Plain)) == [plain, derived]
+    assert list(instances_among(kept, Derived, int)) == [derived, 3]
     assert {id(plain), id(derived)} <= {id(found) for found in instances(Plain)}
 
 
+@pytest.mark.slow
 def test_threads_that_look_through_all_objects_while_classes_come_and_go():
     """An abstract class that is asked of every type keeps them all in a set: not to be done by two threads."""
     found, stop = [], threading.Event()

@@ -103,6 +103,7 @@ def test_it_fits_with_a_plan_at_its_cost(config, tmp_path):
     assert 2 * parameters <= report.to_come <= 2.01 * parameters + 1024
 
 
+@pytest.mark.slow
 def test_what_is_nearest_does_fit(script):
     asked = (script, "--dtype", "float32", "--step", 32)
     result = on_a_cpu(*asked, "--batch", 3, "--sequence", 512, "--budget", "1300KiB")
@@ -140,6 +141,7 @@ def test_host_memory_that_is_nearest_does_fit(tmp_path):
     assert "to host memory" in rows(found.output)
 
 
+@pytest.mark.slow
 def test_the_longest(script):
     asked = (script, "--dtype", "float32", "--batch", 2, "--step", 32, "--budget", "1MiB")
     result = on_a_cpu(*asked, "--longest")
@@ -174,6 +176,7 @@ def test_an_optimizer_whose_step_is_too_large_is_told(config):
     assert set(changes(result.output)) == {"budget"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, sizes",
     [

@@ -48,6 +48,7 @@ def test_the_small_model_has_ten_million_parameters(example):
     assert 9e6 < count < 11e6
 
 
+@pytest.mark.slow
 def test_training_and_what_is_shown_of_it(example, capsys):
     size = dataclasses.replace(example.SMALL, hidden=32, heads=2, layers=1, sequence=32)
     batches = example.make_batches(example.read_text(), size, 3)

@@ -35,6 +35,7 @@ def moving(scratch, tier="nvme", **options) -> Eager:
     return Eager(tiers=HOST if tier == "host" else NVME, offload={**given, "min_bytes": 0, "verify": True}, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", slow_but(PLACES, fast=[("llama", "host")]), ids="-".join)
 def test_the_same_bits(place, scratch):
     name, tier = place
@@ -46,6 +47,7 @@ def test_the_same_bits(place, scratch):
         assert_bitwise(step_of(name, moving(scratch, tier)), reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["llama", "t5"], fast=["llama"]))
 def test_beside_recompute(name, scratch):
     backend = Eager(fraction=0.5, tiers=NVME, offload={"nvme": scratch, "min_bytes": 0})

@@ -76,6 +76,7 @@ def test_gpudirect_that_the_cpu_has_not_is_not_spoken_of(scratch, figures):
     assert found(scratch, "cpu", True)[0].notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizing", slow_but([False, True], fast=[True]))
 def test_the_same_bits_by_gpudirect(scratch, figures, sanitizing):
     figures(FASTER)
@@ -89,6 +90,7 @@ def test_the_same_bits_by_gpudirect(scratch, figures, sanitizing):
     assert len(moves) > 5 and files.of("save") and len(files.of("save")) == len(files.of("load"))
 
 
+@pytest.mark.slow
 def test_gpudirect_that_fails_in_a_step(scratch, figures):
     figures(FASTER)
     runtime.scratch_file(scratch, "cpu", gds=(files := GdsFiles()))

@@ -149,6 +149,7 @@ def trained(model, inputs, attention):
     return gradients(torch.compile(model, backend=backend(budget=None, tile=tile)), model, inputs)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_eager_training():
     torch.manual_seed(0)
     made, inputs = of_two_kinds()
@@ -160,6 +161,7 @@ def test_gradients_are_those_of_eager_training():
     assert [refusal for refusal in report.refusals if "window" in refusal.reason]
 
 
+@pytest.mark.slow
 def test_dropout_drops_what_it_dropped():
     torch.manual_seed(0)
     made, inputs = tiny.llama(0.2)

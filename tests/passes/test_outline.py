@@ -188,6 +188,7 @@ def returns_twice(gm: fx.GraphModule) -> None:
     output.args = ((*output.args[0], output.args[0][0]),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken", [swapped, another_operator, another_layout, returns_input, returns_twice], ids=lambda f: f.__name__
 )

@@ -123,6 +123,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_all_lengths_are_right(name):
     joint = MODULES[name]()

@@ -177,6 +177,7 @@ def test_means_over_tokens():
     assert largest_error(joint_of(module, X.bfloat16().detach(), dtype=torch.bfloat16)) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inputs",
     [(floats(2, 6, WIDTH),), (floats(1, 5, WIDTH),), (floats(11, WIDTH),), (floats(6, 2, WIDTH).transpose(0, 1),)],
@@ -207,6 +208,7 @@ def joint_of_model(name: str, dtype: torch.dtype = torch.float32, **options) -> 
     return joint_of(called, *inputs.values(), dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", SHARDS)
 @pytest.mark.parametrize("name", slow_but(MODELS, fast=["llama"]))
 def test_models(name, shards):

@@ -13,6 +13,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.planner.segments import SegmentCosts
 from memgraph.planner.solve import Planner
 from tests.support.facts import SETTINGS, chain, subsets
+from tests.support.lanes import examples
 
 
 def chain_of(length: int) -> JointFacts:
@@ -41,7 +42,7 @@ def fewest(length: int) -> int:
     return least[length][0]
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=examples(25))
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9))
 def test_borders_of_an_uneven_chain_against_every_saved_set(sizes):
     facts = chain([((n,), 100 * size, 1e-6, True, "") for n, size in enumerate(sizes)], regions=len(sizes))
@@ -52,7 +53,7 @@ def test_borders_of_an_uneven_chain_against_every_saved_set(sizes):
     assert best <= planner.smallest().peak <= best + 100 * max(sizes)
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=examples(60))
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.data())
 def test_borders_against_every_choice_of_them(sizes, data):
     """The least limit that works, and the least held under a limit, among all sets of borders."""

@@ -11,6 +11,7 @@ from memgraph.machine.measure import peak_above_start
 from memgraph.step.fake_step import _shortened
 from memgraph.step.forecast import Method, OptimizerForecast, forecast
 from tests.step.optimizers import CPU, OPTIMIZERS, Replacing, parameters, real_state
+from tests.support.lanes import examples
 
 SCALARS = 16  # bytes: numbers that a kernel makes tensors of for one call, which no fake shows
 
@@ -108,7 +109,7 @@ def test_state_of_some_parameters_exists():
     assert forecast(optimizer, CPU).state_to_come == 3 * 30 * 30 * 4
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     st.lists(st.sampled_from([(64, 64), (64,), (32, 48), (3, 5, 7), (1,)]), min_size=1, max_size=10),
     st.integers(1, 4),

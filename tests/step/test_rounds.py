@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step.variants import Envelope
 from tests.step.toys import World
+from tests.support.lanes import examples
 
 KIB = 1024
 
@@ -174,7 +175,7 @@ plans = st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 40), st
 menus = st.lists(plans, min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(menus, min_size=1, max_size=3),
     st.lists(st.integers(0, 2), min_size=1, max_size=5),

@@ -17,6 +17,7 @@ from memgraph.step.meter import Arguments, Meter, bytes_standing
 from memgraph.step.run import Run
 from memgraph.step.shards import Shards, sets_like
 from tests.step.optimizers import CPU, Lion
+from tests.support.lanes import slow_but
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 WIDTH = 64
@@ -63,7 +64,11 @@ def local_bytes(tensors):
 
 
 @pytest.mark.parametrize(
-    "kind", [optim.AdamW, Lion, lambda p: optim.SGD(p, momentum=0.9), lambda p: optim.AdamW(p, foreach=True)]
+    "kind",
+    slow_but(
+        [optim.AdamW, Lion, lambda p: optim.SGD(p, momentum=0.9), lambda p: optim.AdamW(p, foreach=True)],
+        fast=[optim.AdamW],
+    ),
 )
 def test_state_to_come_is_that_of_the_shards(mesh, kind):
     module = sharded(mesh)
@@ -115,6 +120,7 @@ def test_a_launch_with_gathered_parameters_knows_what_is_to_come_and_what_stands
     assert 0 < standing == mine < gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_view", [False, True])
 def test_the_buckets_of_ddp_count(as_view, tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)

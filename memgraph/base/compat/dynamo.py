@@ -59,11 +59,16 @@ def compiled_function_name() -> str:
     return getattr(code, "co_qualname", code.co_name).split("<locals>.")[-1]
 
 
+def graph_module(root: Any, graph: Any) -> Any:
+    """A module of a graph and the attributes of `root`. While torch compiles, its code is made when it is run."""
+    from torch.fx._lazy_graph_module import _make_graph_module
+
+    return _make_graph_module(root, graph)
+
+
 def copy_graph(gm: Any) -> Any:
     """A Dynamo graph that Inductor may take apart; parameters and constants are shared with the original."""
-    import torch.fx as fx
-
-    copy = fx.GraphModule(gm, _copied(gm.graph))
+    copy = graph_module(gm, _copied(gm.graph))
     copy.meta = dict(gm.meta)
     for name, attribute in vars(gm).items():
         # Without the sources of its parameters AOTAutograd takes them for ordinary inputs, and a copy of a BERT saved
