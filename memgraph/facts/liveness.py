@@ -154,7 +154,7 @@ def _kernels(
             through[slot] = frozenset((storage_of[slot],))
             continue
         through[slot] = reads
-        heavy[slot] = values[program.values[slot]].heavy or any(heavy[read] for read in sources)
+        heavy[slot] = values[program.values[slot]].heavy or any([heavy[read] for read in sources])
         if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
             continue
         shared = readers[slot] > 1 and (heavy[slot] or len(reads) > MOST_INLINED_READS)
@@ -202,7 +202,7 @@ def _usage(
     usage = []
     in_place: dict[int, int] = {}
     for slot, value in enumerate(program.values):
-        freed = dying.get(slot, ())
+        freed = dying.get(slot, [])
         if slot in born and slot >= program.inputs:
             if fused and values[value].kind in ("pointwise", "reduction"):
                 taken = next((s for s in freed if s != slot and size[s] == size[slot] and s not in copied), None)
@@ -212,7 +212,8 @@ def _usage(
             usage.append(total + values[value].scratch - (size[slot] if slot in in_place else 0))
         else:
             usage.append(total + (values[value].scratch if slot >= program.inputs else 0))
-        total -= sum(size[s] for s in freed)
+        for storage in freed:
+            total -= size[storage]
     return tuple(usage), in_place
 
 

@@ -96,10 +96,6 @@ def is_backward_input(node: fx.Node) -> bool:
     """
     return node.op == "placeholder" and ("tangent" in node.name or "bwd_rng" in node.name)
 
-    def pinned(self, kind: type[Action]) -> bool:
-        """Whether a pin asks for an action of this kind."""
-        return self.pin is not None and isinstance(self.pin.action, kind)
-
 
 def root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """The node that owns a node's storage. Each output of an operator with several outputs owns its own.

@@ -156,17 +156,19 @@ class _Backward:
 
     def _recompute(self, i: int, region: int, position: int) -> None:
         """Append the recomputation of a value and of all that it needs, in the order of the forward."""
+        there = self.there
         for j in sorted(self._missing(i, region, position)):
-            reads = tuple([self._read(k, region, position) for k in self.values[j].inputs])
-            copy = self.newest[j] + 1 if j in self.newest else 0
+            value = self.values[j]
+            reads = [(k, 0) if k in there else self._read(k, region, position) for k in value.inputs]
+            copy = self.newest.get(j, -1) + 1
             self.steps.append((j, copy))
-            self.reads.append(reads)
+            self.reads.append(tuple(reads))
             self.by_region[j, region] = self.newest[j] = copy
-            self.seconds[region] += self.values[j].seconds
+            self.seconds[region] += value.seconds
 
     def _missing(self, i: int, region: int, position: int) -> set[int]:
         """A value and all that has to be computed before it.  Raises Unschedulable."""
-        values = self.values
+        values, there = self.values, self.there
         pending, missing = [i], set()
         while pending:
             j = pending.pop()
@@ -177,7 +179,7 @@ class _Backward:
             if values[j].fixed:
                 raise Unschedulable(f"{values[j].name} {values[j].fixed} and is not saved")
             missing.add(j)
-            pending += [k for k in values[j].inputs if self._at_hand(k, region, position) is None]
+            pending += [k for k in values[j].inputs if k not in there and self._at_hand(k, region, position) is None]
         return missing
 
 
