@@ -16,8 +16,11 @@ def memgraph(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph under a budget: `torch.compile(model, backend="memgraph", options={"budget": "20GiB"})`.
 
-    Raises OptionsError, BudgetError (with the smallest budget that can be reached) and VerifyError; Dynamo hands them
-    to the caller of the compiled function as they are.
+    gm, example_inputs: as Dynamo gives them.  mode: as torch.compile takes it.
+
+    Raises OptionsError, BudgetError (with the smallest budget that can be reached), OffloadError, PlanError and
+    RanksError; with the option `strict` also whatever stands in the way of a plan, such as VerifyError. Dynamo hands
+    them to the caller of the compiled function as they are.
     """
     try:
         parsed = parse_options({**(options or {}), "mode": mode} if mode is not None else options)

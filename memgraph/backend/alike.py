@@ -38,7 +38,7 @@ class Means:
     def agreed(self, ranks: Ranks) -> Means:
         """The same for all ranks: the smallest budget, the least room of each tier, the first rank's figures.
 
-        Raises RanksError, also where the ranks have other tiers.
+        Raises RanksError, also where the ranks have different tiers.
         """
         names = " and ".join(tier.name for tier in self.tiers.tiers) or "none"
         ranks.same("the tiers that their options ask for", names)

@@ -52,6 +52,7 @@ class Lowered:
     compiled: Any
     """What Dynamo calls in place of its graph."""
     graphs: list[Graph]
+    """All graphs that Inductor lowered, the outermost of each phase last; none where warm caches answered."""
 
 
 class Attempts:
@@ -75,10 +76,10 @@ class Attempts:
             return found
 
     def _with_room(self, replans: int) -> Variant:
-        """The compiled graph, with the tiers' room for one step taken before it first runs, until it is dropped.
+        """The compiled graph; what one step keeps on each tier is reserved until the graph is dropped.
 
         Where others took the room since it was counted, the graph is planned anew with what is left, at most `replans`
-        times. Raises OffloadError where a tier has less room than it says even then.
+        times. Raises OffloadError where a tier has too little room even then.
         """
         compiled, needed = self._compiled()
         if not needed:
@@ -123,7 +124,7 @@ class Attempts:
         raise self._error(wanted, tried, lowest)
 
     def _remembered(self, place: Record, wanted: Bound) -> tuple[Accepted | None, Lowest | None]:
-        """What earlier compilations have left; nothing where it is not the same on all ranks."""
+        """The accepted plan and the lowest peak of earlier compilations; none where the ranks do not have the same."""
         kept, lowest, ranks = self._accepted(place), self._lowest(wanted), self.job.purpose.ranks
         if ranks is not None:
             mine = repr((lowest, kept and (kept.bound, name_of_plan(kept.report))))
@@ -141,7 +142,7 @@ class Attempts:
         return kept if limit is None or above <= limit else None
 
     def _lowest(self, wanted: Bound) -> Lowest | None:
-        """The lowest peak that a refused budget has found before. A share of the unplanned peak asks for none."""
+        """The lowest peak that was found when a budget in bytes was refused before."""
         return None if wanted.bytes is None else record_of_lowest(self.job).read(Lowest)
 
     def _lowered(self, bound: Bound, kept: Accepted | None) -> Lowered:
@@ -165,7 +166,7 @@ class Attempts:
         return self._variant(compiled, kept, report), kept.tier_bytes
 
     def _variant(self, compiled: Any, plan: Accepted, report: Report, lowered: Lowered | None = None) -> Variant:
-        """report: as recorded.  lowered: to be read with other sizes; None after a warm cache."""
+        """The graph under one plan.  report: as recorded.  lowered: read for other sizes; None after warm caches."""
         job, kernels = self.job, self.kernels
         graphs = [] if lowered is None else lowered.graphs
         dropped = () if lowered is None else lowered.partitioner.planned[-1].dropped
@@ -259,10 +260,10 @@ class Attempts:
         yield from self.kernels.notes
 
     def _error(self, wanted: Bound, tried: list[Attempt], lowest: Lowest | None) -> Exception:
-        """The error of a budget that was not kept. It names the lowest peak seen, and the plan of that is kept.
+        """The error of a budget that no attempt kept. It names the lowest peak seen, whose bound the plan store keeps.
 
         Without a plan store it names the peak of the last attempt: every smaller budget ends in that one, too, while a
-        plan in between might not be found again.
+        plan in between might not be found again. A GraphError where no plan lowers the peak and the budget is a share.
         """
         if self._saves_nothing(tried) and not self.options.strict:
             return GraphError(
@@ -294,8 +295,8 @@ class Attempts:
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
         """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.
 
-        So it is for a residual addition behind a graph break, say. The user asked for a share of what a plan can save,
-        and did not name a bound: the run goes on.
+        So it is for a residual addition behind a graph break, say. A share names no bound in bytes: the run goes on
+        without a plan.
         """
         options = self.options
         if not isinstance(options.budget, float) or options.recompute is None or options.plan is not None:
@@ -310,7 +311,7 @@ class Attempts:
         """
         if wanted.fraction is not None:
             return None if planned is None else planned.bound
-        if self.job.purpose.offer is not None:  # others see to the budget
+        if self.job.purpose.offer is not None:  # who chooses among the offers of a round keeps the budget
             return None
         exact = self.job.limit
         return wanted.above_baseline(0) if exact is None else exact

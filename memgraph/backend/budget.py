@@ -35,9 +35,10 @@ class Bound:
     unplanned: int | None = None
     """Bytes that Inductor's own partition allocates, where they are known."""
     others: int = 0
-    """So many graphs like this one may run between its forward and its backward: the plan that takes least then."""
+    """Graphs like this one that may run between its forward and its backward; above 0, the plan is the one that takes
+    least beside them."""
     ample: int = 0
-    """Where Inductor's own partition takes no more bytes, it is taken all the same."""
+    """Inductor's own partition is taken all the same where its peak is at most so many bytes."""
     offer: tuple[int, int] | None = None
     """The plan with this peak, which leaves so many bytes until the backward, both by the sweep."""
     offers: bool = False

@@ -212,7 +212,7 @@ class _Capture(Generic[Found]):
         self.found: list[Found] = []
 
     def run(self, gm: Any, inputs: Sequence[Any]) -> None:
-        """Hand the graph to the task; always raises."""
+        """Hand the graph to the task. Always raises: an error, or what ends the compilation once the task is done."""
         start = time.perf_counter()
         if not trains(gm, inputs):
             raise MemgraphError(
@@ -290,9 +290,9 @@ class _Capture(Generic[Found]):
 
 
 def _count_as_floats(gm: Any) -> None:
-    """Make histograms of whole numbers some of floats, in place: the CPU has no others.
+    """Make histograms of integers count floats instead, in place: the CPU has no kernel for integers.
 
-    Of as many bytes: mixtures of experts count int32 so on a GPU.
+    The counts keep their dtype, and so their bytes. Mixtures of experts count int32 in this way on a GPU.
     """
     for module in gm.modules():
         if not isinstance(module, fx.GraphModule):

@@ -47,7 +47,7 @@ from memgraph.planner.decisions import Refusal, Timeline
 from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
 
-# A run must not go on without what they speak of.
+# Raised without `strict`, too: a run must not go on after them as if nothing had been asked for.
 LOUD = (OptionsError, BudgetError, OffloadError, PlanError, RanksError)
 
 _logger = logging.getLogger(__name__)
@@ -67,12 +67,12 @@ class Compilation:
     def run(self) -> Any:
         """The compiled callable.
 
-        Raises BudgetError, OffloadError, RanksError, and what plain Inductor raises for the graph; with `strict` also
-        whatever stands in the way of a plan, VerifyError for one.
+        Raises the errors of LOUD, a PlanWarning where the user has warnings raised, and what plain Inductor raises for
+        the graph; with `strict` also whatever stands in the way of a plan, VerifyError for one.
         """
         if not trains(self.job.gm, self.job.inputs):
             return lower(self.job, None, cache=self.options.cache)[0]
-        # Before the attempts: where the user has warnings raised, that is no fault of a plan.
+        # Outside of the try: a warning that the user has raised is no reason to compile without a plan.
         warn_of_unmatched(self.job.gm, self.options.rules, self.job.name)
         start = time.perf_counter()
         try:

@@ -87,7 +87,7 @@ class Cuts:
         """
         static_inputs = tuple(stock_args.get("static_lifetime_input_indices") or ())
         given = Joint(joint, stock_args["num_fwd_outputs"], static_inputs)
-        # What needs no plan of its own: nothing is tiled yet.
+        # The passes of this stage that need no plan: nothing is tiled yet.
         given = rewrite(given, passes.JOINT, TilePlan(), check_joint if options.verify else None).graphs
         return cls(given, joint_inputs, options, Tiling(given, options, device), stock_args, verify_tiles)
 

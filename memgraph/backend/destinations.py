@@ -110,7 +110,10 @@ def _left(limit: int, taken: runtime.Taken) -> tuple[int, str]:
 
 
 def _disk_room(folder: str, margin: float | None, taken: runtime.Taken) -> tuple[int, str]:
-    """The bytes of the disk that one process may use beside what it has reserved, and the reason as text."""
+    """The bytes of the disk that one process may use beside what it has reserved, and the reason as text.
+
+    margin: as in `ScratchOptions`.  Raises OffloadError where the file system cannot be asked.
+    """
     try:
         space = Space.of(folder)
     except OSError as error:
@@ -214,7 +217,7 @@ def reserve(
 ) -> list[runtime.Reservation]:
     """Reserve room on tiers for one device, until the reservations are dropped.
 
-    needed: as `tier_bytes` gives it.  owner: whom the messages of other reservations name.
+    needed: as `tier_bytes` gives it.  owner: the name that messages about other reservations give to this one.
     Raises OffloadError where a tier has less room than it said; nothing stays reserved then.
     """
     told = settings(options, found)
@@ -247,7 +250,7 @@ def _unusable(folder: str, error: OSError) -> OffloadError:
 
 
 def _rounded(room: int) -> int:
-    """Rounded down to an eighth of its size, so that the cache keys stay when another process allocates a little."""
+    """Rounded down by less than an eighth, so that the cache keys stay when another process allocates a little."""
     step = 1 << max(0, room.bit_length() - 4)
     return room // step * step
 

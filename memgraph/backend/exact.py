@@ -27,7 +27,7 @@ from memgraph.reporting.log import reports
 from memgraph.reporting.report import Report
 from memgraph.step.future_optimizer import Optimizer, maker
 
-WASTE = 0.02  # of what is allocated; a larger part that is reserved for nothing is told
+WASTE = 0.02  # share of the allocated bytes: where more than that is reserved and unused, the verdict says so
 STEPS = 2  # from the second on the optimizer's state stands
 ELSEWHERE = (
     "an exact plan runs the step on a simulated card, in a process of its own: memgraph plan script.py:function "
@@ -103,13 +103,14 @@ def exact(
     optimizer: Optimizer | None = None,
     **kwargs: Any,
 ) -> Exact:
-    """Compile the step `fn(*args, **kwargs)` by memgraph, run it twice with its backward, and return what it took.
+    """Compile the step `fn(*args, **kwargs)` with memgraph, run it twice with its backward, and return what it took.
 
-    This process must be on a simulated card. All modules that it knows, and the tensors among the arguments, are put on
-    the card without their values. What `fn` returns is the loss, has it as `loss`, or is differentiated as it is.
+    This process must be on a simulated card. All modules that live in it, and the tensors among the arguments, are put
+    on the card without their values. What `fn` returns is the loss, has it as `loss`, or is differentiated as it is.
     optimizer: as in `plan`; steps after each backward.
 
-    Raises OptionsError elsewhere, BudgetError where the budget cannot be reached, and what the step raises.
+    Raises OptionsError in any other process, BudgetError where the budget cannot be reached, MemgraphError where
+    nothing that `fn` returns requires a gradient, and what the step raises, except that the card is full.
     """
     if not simulator.here():
         raise OptionsError(ELSEWHERE)

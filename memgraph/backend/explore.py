@@ -46,7 +46,7 @@ class Answer:
 
 
 class Explorer:
-    """Answers questions about one captured step."""
+    """Answers questions about one captured step.  kernels: notes on kernel scratch, for its reports."""
 
     def __init__(self, step: Step, cuts: Cuts, kernels: tuple[str, ...] = ()) -> None:
         self.step, self.cuts, self.kernels = step, cuts, kernels
@@ -57,7 +57,7 @@ class Explorer:
         self._known: dict[tuple[tuple[str, int], ...], dict[Shards, Planner]] = {}
 
     def level(self) -> int:
-        """Bytes that stand when a step starts and will come, with the sizes that graphs are read with now."""
+        """Bytes that stand when a step starts, and those to come, at the sizes in force (`compat.reading_with`)."""
         given = [t for t in self.step.inputs if isinstance(t, torch.Tensor) and compat.symbols_in(t)]
         now = sum(map(storage_span, given))
         with compat.reading_with({}):
@@ -76,7 +76,7 @@ class Explorer:
         return Answer(size or 0, choice.fits, excess, wanted)
 
     def plan(self, size: int | None, options: Options | None = None) -> tuple[Report, Planned]:
-        """The plan of a step of this size, the one with the lowest peak where none fits, and its report.
+        """The report and the plan of a step of this size: the plan with the lowest peak where none fits.
 
         Raises VerifyError where a rewrite is not legal.
         """
@@ -194,7 +194,7 @@ def with_size(arguments: Any, dim: int, size: int) -> Any:
 
 
 def _changed(arguments: Any, dim: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The arguments, the tensors among them changed in which a dimension has the size of `size_of`."""
+    """The arguments, with each tensor changed whose dimension `dim` has the size of `size_of`."""
     size = size_of(arguments, dim)
 
     def changed(leaf: Any) -> Any:

@@ -19,7 +19,7 @@ from memgraph.step.forecast import OptimizerForecast
 SEQUENCE, BATCH = 1, 0  # dimensions of an argument [batch, sequence]
 # A budget is named in whole steps of this many bytes, and host memory in steps of GIB.
 MIB, GIB = 1 << 20, 1 << 30
-# So many batches are asked about by themselves.
+# Batches that are captured and planned one by one, from the guess down.
 BATCHES = 2
 # A room that no plan fills.
 ENDLESS = 1 << 60
@@ -56,7 +56,7 @@ class Fit:
     report: Report
     """The plan; where nothing fits, the one with the lowest peak."""
     trained: int
-    """Numbers in the parameters that are trained."""
+    """Elements of the parameters that are trained."""
     weights: int
     """Of all parameters."""
     gradients: int
@@ -67,7 +67,9 @@ class Fit:
     sequence: int | None
     """The sizes that were asked about; None for those that the step does not have."""
     hardware: str
+    """The name of the device whose figures the plan was made with."""
     capacity: int
+    """Of the memory of this device."""
     nearest: tuple[Nearest, ...] = ()
     """What would fit; () where the step does, or nothing near was found."""
 
@@ -105,10 +107,10 @@ def fit(
     """Whether the training step that `fn(*args)` begins fits.
 
     fn returns a loss; the first tensor of args has the batch as its first dimension. sequence: whether the second one
-    is a sequence. longest: take the longest sequence that fits, instead of the one that args have; step: it is a
-    multiple of that.
-    Raises what `memgraph.plan` does, but for BudgetError: a step that does not fit is an answer. MemgraphError where
-    the longest is asked for, and nothing fits.
+    is a sequence. longest: take the longest sequence that fits, instead of the one that args have.  step: sequences
+    that are tried are multiples of it.
+    Raises what `memgraph.plan` does, but for BudgetError: a step that does not fit is an answer. OptionsError for a
+    budget that is a share or None. MemgraphError where the longest is asked for, and nothing fits.
     """
     if isinstance(target.options.budget, float) or target.options.budget is None:
         raise OptionsError(f"budget {target.options.budget!r} bounds nothing here; allowed: bytes, or 'auto'")
@@ -127,7 +129,7 @@ def fit(
     found = explored(fn, args, {}, target, ask, dim)
     if longest or found.verdict is not Verdict.NO or batch is None or batch == 1 or _step_is_too_large(found):
         return found
-    # A graph of any batch is not quite that of one batch: what it says is asked once more.
+    # A graph with a symbol for the batch is not quite that of a fixed one: its answer is checked with the latter.
     guess = explored(fn, args, {}, target, lambda explorer: _largest_batch(explorer, batch), BATCH)
     for smaller in range(guess, max(0, guess - BATCHES), -1):
         again = explored(fn, with_size(args, BATCH, smaller), {}, target, lambda explorer: _fits(explorer, length), dim)

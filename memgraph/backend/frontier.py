@@ -31,12 +31,12 @@ def frontier(
 ) -> Frontier:
     """Return the plans that the memgraph backend finds for `points` budgets.
 
-    They go from the smallest one that can be kept to where no budget costs time.
+    The budgets go from the smallest one that can be kept to the one under which the plan costs no time.
 
-    The step is captured once; nothing is compiled or run, so that the peaks are those of the graph sweep. A budget in
-    the options is one more point where it lies between. All else as in `plan`.
+    The step is captured once; nothing is compiled or run, so the peaks are those of the graph sweep. A budget in the
+    options is one more point where it lies between. All else as in `plan`.
 
-    Raises as `plan` does, but no BudgetError.
+    Raises as `plan` does, but no BudgetError; OptionsError for fewer than two points, and for the option `plan`.
     """
     if points < 2:
         raise OptionsError(f"points {points} make no curve; allowed: 2 or more")
@@ -52,7 +52,7 @@ def frontier(
 
 
 def frontier_of(explorer: Explorer, points: int, asked: Options | None = None) -> Frontier:
-    """The frontier of a captured step.  asked: options whose budget is a point, too."""
+    """The frontier of a captured step.  asked: options whose budget is one more point where it lies between."""
     with compat.reading_with({}):
         planning, level = explorer.planning(None)
         plain = planning.variant(planning.cuts.plain)

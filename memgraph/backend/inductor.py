@@ -89,10 +89,10 @@ def settings_of(options: Options) -> dict[str, Any]:
 
 
 def refuses_cuda_graphs(options: Options, device: torch.device) -> bool:
-    """Whether CUDA graphs are asked for, and cannot be: their pools stand for good, in no plan's figures.
+    """Whether CUDA graphs are asked for and must be refused: no plan counts their memory pools, which stay allocated.
 
-    What a graph replays allocates nothing, and what it was captured with stays reserved for it alone: the next launch
-    finds another level than it was planned for. Nor may copies to other tiers be captured.
+    A captured graph keeps its buffers between launches, so the next launch finds another level than it was planned
+    for. Nor may copies to other tiers be captured.
     """
     asked = settings_of(options).get("triton.cudagraphs", compat.inductor_setting("triton.cudagraphs"))
     return device.type == "cuda" and bool(asked) and (options.budget is not None or bool(options.offload))

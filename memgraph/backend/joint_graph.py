@@ -41,7 +41,7 @@ from memgraph.step.variants import Envelope, Offer
 # cheaper than compiling twice.
 SPARE = 0.02
 NO_TIERS = Tiers()
-# Numbers of shards that are planned before the best plan is taken.
+# At most so many combinations of shards are planned; the best of their plans is taken.
 TILINGS = 6
 
 
@@ -87,11 +87,11 @@ class Planned:
 
     @functools.cached_property
     def course(self) -> Course:
-        """When what is done in a step of the chosen plan."""
+        """When the operators of a step run under the chosen plan, and the copies beside them."""
         return Course(self.facts, self.chosen, self.tiers)
 
     def least(self) -> Least | None:
-        """What no plan of the graph with these tiles can beat, within what this plan was made for."""
+        """What no plan of the graph with these tiles can beat under this plan's bound; None where that is not known."""
         if self.planner is None or self.limit is None:
             return None
         bounds = self.planner.bounds
@@ -123,7 +123,7 @@ class Least:
     seconds: float
     """Time of a step, under the bound of the plan."""
     price: float
-    """Seconds that one more byte of that bound would save at least, by the relaxation."""
+    """Seconds of a step that one more byte of that bound is worth, by the relaxation."""
     peak: int
     """Bytes above the baseline, by the sweep, whatever the bound."""
 
@@ -201,7 +201,7 @@ class Planning:
         return Planner(facts, copies=copies, recompute=options.recompute is not None and self.given is None)
 
     def fitting(self, variant: _Variant, wanted: int | None) -> Candidate | None:
-        """The fastest candidate of a variant under the bound; None where there is none, or none is asked for."""
+        """The fastest candidate of a variant under the bound; None where none fits, or the lowest peak is wanted."""
         if self.bound.last:
             return None
         if self.bound.others or self.bound.offer is not None:
@@ -225,7 +225,7 @@ class Planning:
         return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:
-        """The fastest plan that fits, with tiles or without; else the one with the lowest peak. A given plan is it."""
+        """The fastest plan that fits, with tiles or without, else the one with the lowest peak; or the given plan."""
         if self.given is not None:
             return self.as_given(self.given, plain)
         choices: list[Choice] = []
@@ -361,8 +361,9 @@ def plan_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule, Planned]:
     """Split a joint graph under a bound; returns (forward, backward, what was planned).
 
-    joint is rewritten in place, as Inductor's own partitioner does.  Raises VerifyError where a rewrite is not legal,
-    and PlanError where the options give the plan of another graph.
+    joint is rewritten in place, as Inductor's own partitioner does.  stock_args: what Inductor hands to a partitioner
+    besides the graph and its inputs.  Raises VerifyError where a rewrite is not legal, and PlanError where the options
+    give the plan of another graph.
     """
     identity = read_identity(joint)  # before anything is rewritten
     given = None if options.plan is None else options.plan.of(identity).plan

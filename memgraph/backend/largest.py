@@ -5,8 +5,8 @@ Problem: a size fits or it does not, and each question costs a plan. Which is th
 Why not a library: bisection ignores by how much a size does not fit, which says nearly all: peaks grow about linearly
 with the size. And the end must be exact, so a root found in floating point will not do.
 
-Algorithm: double from the start until a size does not fit, or halve until one does. In between, go where the line
-through the last two excesses meets the budget, or, with one excess known, in proportion; after a few such guesses,
+Algorithm: double from the start until a size does not fit. From then on go where the line through the excesses of the
+two smallest sizes that do not fit meets the budget, or, with one excess known, in proportion; after a few such guesses,
 halve the interval. The end is one size that was asked and fits, and the next one, which was asked and does not.
 
 Oracle: tests/backend/test_largest.py asks every size.

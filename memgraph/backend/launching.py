@@ -41,9 +41,11 @@ class Launching:
         if self.ranks is not None:
             self.meter = SharedMeter(self.meter, self.ranks)
         self.known: compat.Captured | None = None
+        """The graph without the user's tensors, to compile it again; None where it is compiled once only."""
         self.first_entry = Entry(0)
         self.budget: int | None = None
         self.sizes: list[Sizes] = []
+        """The sizes that plans were made for."""
         self.bounds: tuple[int | None, ...] = ()
         """How large each symbolic size gets, where that is known."""
         self.graph: StepGraph | None = None
@@ -58,7 +60,7 @@ class Launching:
         self.meter.run.stop_recording()  # kernels are tried while a graph is planned, which a profiler would forbid
         cuda_libraries.take_workspaces(self.job.device)
         if self.job.options.budget is None or isinstance(self.job.options.budget, float):
-            # No level of memory decides about such a plan.
+            # Such a plan does not depend on the bytes that are allocated when a launch begins.
             return self.attempts(self.job, Purpose(ranks=self.ranks)).run().call
         self.known = compat.captured(self.job.gm, self.job.inputs)
         self.ends = self.meter.ends = compat.returns_a_loss(self.job.gm)
@@ -150,7 +152,7 @@ class Launching:
         return made
 
     def _purpose(self, entry: Entry, args: Sequence[Any], **known: Any) -> Purpose:
-        """That of a plan for a launch with these arguments."""
+        """The purpose of a plan for a launch with these arguments.  known: fields that the caller decides."""
         launches = self.meter.sets
         begun = self.meter.run.depth() if self.graph is not None else self.meter.run.depth() + 1
         again = max(0, launches - begun)
@@ -189,7 +191,7 @@ def _rounds() -> Rounds:
 
 
 def called(graph: StepGraph) -> Callable[..., Any]:
-    """A graph as the function that Dynamo calls, with the marks of the first compiled one."""
+    """A graph as the function that Dynamo calls; it takes boxed arguments if the first compiled graph does."""
 
     @functools.wraps(graph.variants[0].call)
     def call(*args: Any) -> Any:

@@ -35,7 +35,7 @@ class Longest:
     excess: int | None
     """Bytes by which the lowest peak of the next size passes the budget; None where nothing larger was asked about."""
     asked: tuple[Answer, ...] = ()
-    """All sizes that were planned for, in their order."""
+    """The answers of the search, in the order of its questions."""
 
     def __str__(self) -> str:
         text = f"longest: {self.size:,} (in steps of {self.step:,})"

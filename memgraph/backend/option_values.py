@@ -1,6 +1,7 @@
-"""What each option may be: one function for an option turns a user's value into the frozen one, or raises ValueError.
+"""The values that each option takes: one function an option turns a user's value into the frozen one.
 
-The text of an error says what is allowed.
+Each raises ValueError for what it does not take.
+ The text says what is allowed.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ class ScratchOptions(BaseModel):
 
     margin: Annotated[int | float | None, PlainValidator(values.margin)] = None
     """What stays free on the disk for others: bytes, or a share of the file system (float); None for 5 % of it, but at
-    most 1 GiB. Checked whenever the scratch file grows; what others take later is theirs."""
+    most 1 GiB. Checked whenever the scratch file grows, and only then."""
 
     gpudirect: Annotated[bool | Literal["auto"], PlainValidator(values.gpudirect)] = "auto"
-    """Between a GPU and the file past the memory of the host: `"auto"` where it was measured to be faster, True or not
-    at all, False never."""
+    """Copy between a GPU and the file without host memory in between (GPUDirect Storage): `"auto"` where it was
+    measured to be faster; True always, with an OffloadError where that cannot be; False never."""
 
 
 class OffloadOptions(BaseModel):
@@ -89,15 +89,15 @@ class TileOptions(BaseModel):
     """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
 
     attention: Annotated[str | bool, PlainValidator(values.attention)] = "auto"
-    """Masks of attention, which are as large as the sequence squared: `"auto"` to make none where it says no more than
-    that attention is causal, False to leave attention as it is."""
+    """Masks of attention, whose bytes grow with the square of the sequence: `"auto"` drops a mask that is the causal
+    one and says `is_causal=True` instead, False leaves attention as it is."""
 
     accumulate: Literal["float32"] = "float32"
-    """What gradients of weights are summed over shards in; float64 stays what it is."""
+    """The dtype in which gradients of weights are summed over shards; float64 stays float64."""
 
     logits: Literal["keep", "drop"] = "keep"
     """Outputs from which nothing but a loss is computed, without weights in between, that the function returns beside
-    that loss: kept whole, or replaced by a tensor of their shape that holds nothing but not-a-number."""
+    that loss: kept whole, or replaced by a tensor of their shape that is filled with NaN."""
 
 
 class Options(BaseModel):
@@ -131,16 +131,16 @@ class Options(BaseModel):
     plan: Annotated[
         StepPlan | None, PlainValidator(values.plan), PlainSerializer(lambda plan: plan and plan.digest)
     ] = None
-    """A file with the plan that is used as it is, and nothing is planned; None where a plan is made. In keys it stands
-    with its content, wherever the file lies."""
+    """A plan, or a file with one, that is used as it is: nothing is planned. None: a plan is made. Cache keys hold the
+    digest of the plan, not the path of the file."""
 
     rules: Annotated[tuple[Rule, ...], PlainValidator(values.rules), PlainSerializer(values.spelt)] = ()
-    """What the planner may not change, in the order given."""
+    """Pins by module path: what the planner may not change. The first rule that matches a module decides."""
 
     repeatable: Annotated[tuple[str, ...], PlainValidator(values.repeatable)] = ()
-    """Operators of others that do nothing but compute the same again from the same arguments, by name or pattern
+    """Custom operators that give the same result for the same arguments and have no other effect, by name or pattern
     (`"mylib::rmsnorm"`, `"mylib::*"`, `"triton::my_kernel"`): they may be recomputed. One that draws, counts, logs or
-    communicates must not be among them; one that is not is never run again."""
+    communicates must not be listed; a custom operator that is not listed is never run again."""
 
     verify: StrictBool = True
     """Check the graph after every pass."""
@@ -163,10 +163,10 @@ class Options(BaseModel):
     """Show what memgraph is doing while it compiles; `"auto"`: where there is a terminal."""
 
     cache: StrictBool = True
-    """Keep plans, and use those kept before."""
+    """Keep plans on disk, and use those kept before; False switches Inductor's caches off for the graph as well."""
 
     strict: StrictBool = False
-    """Raise where a graph cannot be planned, instead of compiling it as Inductor has it, with a PlanWarning."""
+    """Raise where a graph cannot be planned, instead of compiling it by plain Inductor with a PlanWarning."""
 
     @model_validator(mode="after")
     def _tiers_of_rules(self) -> Options:
@@ -218,7 +218,7 @@ class Options(BaseModel):
     def key(self) -> str:
         """Return, for cache keys, a canonical JSON text of all that can change a compiled graph.
 
-        The sizes that a plan is made for stand in a key by themselves.
+        `largest_size` is left out: the sizes that a plan is made for are a part of the key by themselves.
         """
         told = self.model_dump(exclude={"progress", "strict", "largest_size"})
         return json.dumps(told, sort_keys=True, separators=(",", ":"))
@@ -243,12 +243,12 @@ def parse_options(options: Mapping[str, Any] | None) -> Options:
     raise OptionsError("\n".join(dict.fromkeys(problems)))  # once each: a union refuses once for each member
 
 
-# What a plan was made under: it decides which graphs there are, and what may be done to them.
+# The options that a plan depends on: they decide which graphs there are, and what may be done to them.
 OF_A_PLAN = ("recompute", "tile", "rules", "repeatable", "outline", "retain_graph")
 
 
 def of_a_plan(options: Options) -> dict[str, Any]:
-    """The options that belong to a plan, as `parse_options` takes them; a scratch folder is this machine's own."""
+    """The options that belong to a plan, as `parse_options` takes them; without the scratch folder of this machine."""
     told: dict[str, Any] = {}
     for name in OF_A_PLAN:
         value = getattr(options, name)
@@ -263,8 +263,8 @@ def of_a_plan(options: Options) -> dict[str, Any]:
 def _under_a_plan(given: dict[str, Any]) -> dict[str, Any]:
     """The options with those that the plan was made under, and no budget unless one is given.
 
-    Raises PlanError for a file that has no plan, OptionsError for an option that is another than the plan's, and
-    ValidationError.
+    Raises PlanError for a file that has no plan, OptionsError for an option that differs from the plan's, and
+    pydantic's ValidationError.
     """
     try:
         plan = values.plan(given["plan"])

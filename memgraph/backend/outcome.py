@@ -162,7 +162,8 @@ def budget_error(
 ) -> BudgetError:
     """The error for a budget that no plan keeps.
 
-    report, planned: of the plan with the lowest peak.  estimated: whether the peak is the sweep's, without a lowering.
+    report, planned: of the plan with the lowest peak.  minimum, budget: bytes with the baseline.  estimated: whether
+    the peak is the sweep's, without a lowering.
     unfinished: whether other graphs of the step are to come.  entry: the launch that is refused, where there is one.
     """
     told = {full_refusal(tier, need) for tier, need in planned.full}

@@ -24,8 +24,8 @@ _REFRESHES = 8  # a second
 class Progress:
     """Names and times the stages of a compilation.
 
-    enabled: True shows the stages: at a terminal as a status line, elsewhere as one line of text at the begin and at
-    the end of each stage. False shows nothing. "auto" shows them at a terminal only, and only on the first rank.
+    enabled: True shows the stages: at a terminal as a status line, elsewhere as one line of text at the beginning and
+    at the end of each stage. False shows nothing. "auto" shows them at a terminal only, and only on the first rank.
     """
 
     def __init__(self, enabled: Literal["auto"] | bool = "auto") -> None:

@@ -133,7 +133,7 @@ class Stored:
 
 
 def stored(prefix: str = "") -> Iterator[Stored]:
-    """The reports in the plan store whose keys begin so, those last used first.
+    """The reports in the plan store whose keys begin with `prefix`, those last used first.
 
     What another version has written is left out.
     """

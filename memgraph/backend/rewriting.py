@@ -63,9 +63,10 @@ def printed(gm: fx.GraphModule) -> str:
 
 
 def check_captured(before: Captured, after: Captured, pass_name: str) -> None:
-    """Holds a Dynamo graph to what any graph must be, and attention that lost its mask to what it was.
+    """Checks that a Dynamo graph is well formed, and that attention without its mask computes what it did with it.
 
-    What else it computes is meant to change here. Raises MaskError for a mask that cannot be tried.
+    These passes are meant to change other values, so those are not compared. Raises VerifyError, and MaskError for a
+    mask that cannot be tried.
     """
     if breaches := structure("graph", after.module):
         raise VerifyError(pass_name, breaches)
@@ -73,7 +74,7 @@ def check_captured(before: Captured, after: Captured, pass_name: str) -> None:
 
 
 def check_joint(before: Joint, after: Joint, pass_name: str) -> None:
-    """Holds a joint graph against the one before, value for value."""
+    """Holds a joint graph against the one before, value for value.  Raises VerifyError where they differ."""
     verify_graph(before.module, after.module, pass_name=pass_name)
 
 
@@ -93,7 +94,7 @@ def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
 def check_split(joint: fx.GraphModule, repeatable: Sequence[str]) -> Check:
     """Holds a forward and a backward against a joint graph as it was before anything was cut.
 
-    repeatable: patterns of the operators that the user has declared to be so.
+    repeatable: patterns of the operators that the user has declared repeatable.
     """
 
     def check(before: Split, after: Split, pass_name: str) -> None:

@@ -71,7 +71,7 @@ def apply_rules(joint: fx.GraphModule, rules: tuple[Rule, ...], repeatable: tupl
 def offload_tags(
     joint: fx.GraphModule, offload: OffloadOptions | None, device: str
 ) -> tuple[dict[str, Pin], tuple[Refusal, ...]]:
-    """The pins of values that the user's checkpoint policy sends to the host, and what of that cannot be.
+    """The pins of values that the user's checkpoint policy sends to the host, and refusals of those that cannot go.
 
     MUST_CPU_OFFLOAD goes wherever the options give host memory; PREFER_CPU_OFFLOAD where that is another memory than
     the device's. Such a value is tagged as saved, which Inductor's partitioner obeys: it knows nothing of offload. A

@@ -62,7 +62,7 @@ class Tiling:
         self._refuse(refused)
 
     def counted(self) -> Tiling:
-        """The same regions, whose tokens are counted with the sizes that graphs are read with now."""
+        """The same regions, with their tokens at the sizes in force (`compat.reading_with`)."""
         if not self.symbols:
             return self
         found = copy.copy(self)
@@ -85,7 +85,7 @@ class Tiling:
         return tuple(self._counted(regions)), refused
 
     def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
-        """Regions with the tokens that they have with the sizes that graphs are read with now."""
+        """Regions with their tokens at the sizes in force."""
         nodes = {node.name: node for node in self.joint.module.graph.nodes}
         for region in regions:
             yield dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region)))
@@ -189,7 +189,8 @@ class Tiling:
     def _most(self, place: int) -> int:
         """How many shards a region may have, whoever asks for them.
 
-        Code for symbolic sizes is made with those of the capture in mind: there each shard has two tokens at least.
+        For symbolic sizes Inductor generates code that fits those of the capture: each shard has two tokens at least
+        there.
         """
         region = self.regions[place]
         if not self.symbols:

@@ -117,8 +117,8 @@ class TrainingJob(Job):
 
     @property
     def limit(self) -> int | None:
-        """Bytes above the level of the entry that a step may reach, to the byte; None where no budget says so, or where
-        others see to it."""
+        """Bytes above the level of the entry that a step may reach, not rounded; None without a budget in bytes, and
+        for an offer: who chooses among the offers of a round keeps the budget."""
         if self.budget is None or self.purpose.offer is not None:
             return None
         return self.budget - self.outside - held_back(self.options, self.device)

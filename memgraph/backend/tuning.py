@@ -1,8 +1,9 @@
 """Kernels are tuned before the first step, not in it.
 
 Inductor measures a Triton kernel that has several variants when it first runs: within the first step, beside all that
-is allocated there, with a buffer as large as the card's cache (50 MiB on an H100). The wrapper says how the arguments
-of each kernel lie, so it can be run once on zeros when it has been compiled, while none of the step's memory is taken.
+is allocated there, with a buffer as large as the card's cache (50 MiB on an H100). The wrapper gives the layouts of
+each kernel's arguments, so it can be run once on zeros when it has been compiled, while none of the step's memory is
+taken.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def tune(graphs: list[Graph], device: torch.device, read: Callable[[], tuple[Low
 
 
 def _tuned(kernel: Any, args: tuple[Any, ...] | None, device: torch.device) -> bool:
-    """Whether a kernel could be run on zeros that lie like its arguments."""
+    """Whether a kernel could be run on zeros in the layouts of its arguments."""
     if args is None or not all(isinstance(arg, Layout | int | float) for arg in args):
         return False
     try:

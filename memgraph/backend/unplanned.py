@@ -1,4 +1,4 @@
-"""What a graph allocates as plain Inductor lowers it: the whole that a fraction of a budget is a share of."""
+"""What a graph allocates as plain Inductor lowers it: a budget that is a fraction is a share of that."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _is_file(name: str) -> bool:
 
 
 def _from_file(file: Path) -> Any:
-    """The report, or report of a step, that a file has."""
+    """As `_read`.  Raises typer.Exit where there is no report."""
     try:
         return _read(file)
     except OSError as problem:
@@ -176,7 +176,7 @@ def _from_file(file: Path) -> Any:
 
 
 def _read(file: Path) -> Any:
-    """The same.  Raises OSError, and ValueError where the file has none."""
+    """The report, or report of a step, that a file has.  Raises OSError, and ValueError where it has none."""
     from memgraph.reporting.report import Report
     from memgraph.reporting.step_report import StepReport
 

@@ -47,7 +47,7 @@ class MemgraphCallback(TrainerCallback):
     def __init__(
         self, options: dict[str, Any] | None = None, *, dynamic: bool | None = None, fullgraph: bool = False
     ) -> None:
-        parse_options(options)  # torch would ask for them at the first step
+        parse_options(options)  # torch would refuse wrong ones at the first step only
         self.options, self.dynamic, self.fullgraph = options, dynamic, fullgraph
         self._compiled: Any = None
         self._earlier: list[Report] = []

@@ -11,8 +11,9 @@ them still fuses. What is recomputed late does not join a kernel that reads the 
 gradient of a norm's weight) does not wait for a kernel of its shape, with all that it adds up. A forward out of which
 values are copied is kept in order as well: a copy's end stands where the plan put it.
 
-Where a value could take the place of one that it is computed from, but for a reader that picks entries of that (the
-loss picks the logit of each label), it waits for this reader: in one kernel with it, it would get a buffer of its own.
+A value that is computed entry by entry may take the buffer that it is computed from. Where another operator still picks
+entries of that buffer (the loss picks the logit of each label), the value waits for this reader: in one kernel with it,
+the value would get a buffer of its own.
 
 What that saves, measured on seven models: docs/decisions/0004.
 """
@@ -28,7 +29,8 @@ from memgraph.base import compat
 class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
     """Ties the scheduler nodes of a planned graph, and notes what the buffers of every graph stand for.
 
-    planned: whether the graph at hand is one; told if a backward.  seen: told what each buffer comes from.
+    planned: whether the graph that is lowered is one; called with True for a backward.  identity: the partitioner's
+    uuid.  seen: called with the nodes that each buffer comes from, by the buffer's name.
     """
 
     def __init__(

@@ -92,7 +92,8 @@ def reshaped(tensor: Shadow, size: Sequence[int]) -> Shadow:
 def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]) -> Any:
     """What an operator returns, found on fake tensors. Outputs that alias an input share its storage.
 
-    new_storage: makes a storage of so many bytes on a device.
+    new_storage: makes a storage of so many bytes on a device.  Raises TypeError for an argument without a known shape,
+    and what the operator raises.
     """
     with compat.fake_evaluation():
         fakes: list[torch.Tensor] = []  # kept alive, so that no two have the same id

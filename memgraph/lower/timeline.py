@@ -83,7 +83,8 @@ class Lowered:
     events: tuple[Event, ...]
     """Allocations and frees, above what is allocated when the call starts."""
     launches: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The arguments of each Triton kernel's first launch, by the kernel's name: a tensor as its `Layout`, numbers."""
+    """The arguments of each Triton kernel's first launch, by the kernel's name: a tensor as its `Layout`, a number as
+    it is."""
     reuses: tuple[Reuse, ...] = ()
     """Storages that another value is written to, and that got another name."""
 

@@ -29,7 +29,7 @@ class NotReadable(MemgraphError, ValueError):
     """The wrapper has a statement that the interpreter does not understand.
 
     Attributes:
-        line: its number in the source, 0 where there is none.  text: the statement.
+        line: its number in the source, 0 where there is none.  text: the statement.  reason: what is not understood.
     """
 
     def __init__(self, line: int, text: str, reason: str):
@@ -52,7 +52,7 @@ class _Scope:
 
 
 class Interpreter:
-    """Runs the functions of one wrapper."""
+    """Interprets the functions of one wrapper."""
 
     def __init__(self, source: str, memory: Memory, symbols: Mapping[str, int]):
         """memory: allocates.  symbols: values of sizes that depend on data, by variable."""
@@ -282,9 +282,10 @@ def _without_storage(argument: Any) -> Any:
 
 
 def _check(tensor: Any, size: Any, stride: Any, *rest: torch.dtype | str) -> None:
-    """The wrapper checks at run time that its layouts are these; they have to be the ones found here.
+    """Compare a layout that the wrapper asserts at run time with the one found here.
 
-    rest: the type of the entries, where it is checked as well (2.15), and the operator's name.
+    rest: the type of the entries, where it is asserted as well (2.15), and the operator's name.  Raises ValueError
+    where they differ.
     """
     if not isinstance(tensor, Shadow):
         return

@@ -135,8 +135,8 @@ def _propagate(node: fx.Node) -> Hashable:
 def bodies(where: str, module: fx.GraphModule) -> list[str]:
     """Breaches: a body called through invoke_subgraph returns one of its inputs, or memory that it returns already.
 
-    torch 2.13 gets the gradients of such bodies wrong (docs/decisions/0008). A body that stands for layers is checked
-    for its metadata as well, once, and each of its calls for what it gives and gets.
+    torch 2.13 gets the gradients of such bodies wrong (docs/decisions/0008). Of every body but a tile's the metadata is
+    checked as well, once, and for each call the shapes that it gives and gets.
     """
     breaches: list[str] = []
     pending, done = [module], set()

@@ -1,6 +1,6 @@
 """Small whole numbers that satisfy equations between sizes.
 
-    a = b + b + c        a * d = e        find the smallest of a, b, c, d, e that nothing forbids
+    a = b + b + c        a * d = e        find small a, b, c, d, e that satisfy both
 
 Backtracking: the unknown of an equation with one unknown follows from it; else a size is guessed, small numbers first.
 """
@@ -62,7 +62,7 @@ class Choice:
     guesses: Sequence[int]
     """In the order in which they are tried."""
     multiple_of: int = 1
-    """It also holds for a number that follows from an equation, but not for the size as it is."""
+    """A number that follows from an equation is a multiple of it, too; a size that stays as it is need not be."""
 
 
 def search(

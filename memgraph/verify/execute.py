@@ -1,7 +1,7 @@
 """Runs graphs on smaller sizes than those that they were made for (`smaller.py`), on the CPU.
 
 Operators that put shards together write in place, as they do when Inductor has compiled them; rows that no shard has
-written are not a number.
+written hold NaN, or 77 in a tensor of integers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Execution:
         self.sizes = sizes
 
     def run(self, graph: fx.Graph, inputs: Sequence[Any], owner: torch.nn.Module | None = None) -> tuple[Any, ...]:
-        """What a graph returns.  owner: the module that holds the graphs that it calls."""
+        """What a graph returns.  owner: the module that holds the graphs that it calls.
+
+        Raises Misfit where an operator fails, and MemoryError or torch.OutOfMemoryError.
+        """
         values: dict[fx.Node, Any] = {}
         given, last = iter(inputs), _last_readers(graph)
         for node in graph.nodes:
@@ -101,7 +104,10 @@ class Execution:
 
 
 class DryExecution(Execution):
-    """Runs graphs on fake tensors: checks the layout of each value, and finds the most bytes that stand at once."""
+    """Runs graphs on fake tensors: checks shape and type of each value, and finds the most bytes that stand at once.
+
+    Raises Misfit for a value of another shape or type than the small one of its metadata.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)

@@ -2,8 +2,8 @@
 
 Around the calls nothing may have changed. Of each mask, the operators that make it are run, at the lengths that they
 have, on the CPU (`sampled.py`): of a long sequence some tokens are looked at. The causal mask of some of the tokens is
-the causal mask again, so attention itself is run on these, random ones, with the mask and without. Nothing here knows
-how a mask was found to be causal.
+the causal mask again, so attention itself is run on these tokens, with random operands, with the mask and without it.
+Nothing here knows how a mask was found to be causal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memgraph.verify.sampled import Sampler, Untried, run
 
 # How far attention may be off in float64, relative to the largest number.
 TOLERANCE = 1e-12
-# Where the mask is one for each sequence, so many are looked at; of heads, all.
+# Where the mask differs by sequence, attention runs on so many sequences; on all heads.
 SEQUENCES = 2
 _OPERANDS = ("query", "key", "value")
 _OTHERS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -36,7 +36,9 @@ class MaskError(Exception):
 
 
 def verify_masks(before: fx.GraphModule, after: fx.GraphModule) -> None:
-    """Raises VerifyError if a call of attention that lost its mask computes something else, MaskError if nobody knows.
+    """Raises VerifyError if a call of attention that lost its mask computes something else.
+
+    Raises MaskError if that cannot be tried.
 
     Graphs in which no call lost its mask are not looked at.
     """

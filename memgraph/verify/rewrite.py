@@ -1,9 +1,9 @@
 """A rewritten graph held against the graph that it was made from.
 
 This is translation validation. Nodes are compared by the values that they hold (`terms.py`), not by name or place:
-whatever a pass did, each output must still be the value that it was before. The module shares no code with facts,
-planner or passes, so that a mistake there is not repeated here. A breach, one way in which a graph is not legal, is an
-error; nothing here warns.
+whatever a pass did, each output must still be the value that it was before. What operators do is judged here without
+code of facts, planner or passes, so that a mistake there is not repeated. A breach, one way in which a graph is not
+legal, is an error; nothing here warns.
 """
 
 from __future__ import annotations

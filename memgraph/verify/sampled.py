@@ -162,7 +162,7 @@ def run(node: fx.Node, sampler: Sampler, at: Callable[[Any], int]) -> torch.Tens
 
 
 def _is_data(node: fx.Node) -> bool:
-    """Whether a value is not computed, but known: a size, or what only its shape is known of."""
+    """Whether a value is given and not computed: an input, a symbolic size, or a tensor that requires a gradient."""
     value = node.meta.get("example_value")
     learned = isinstance(value, torch.Tensor) and value.requires_grad
     return node.op not in ("call_function", "call_method") or learned or compat.is_size(value)

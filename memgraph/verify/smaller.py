@@ -5,7 +5,8 @@
 A size is known by its number alone: equal sizes stay equal. All other relations are read from the operators that get
 sizes: of a slice, of padding and of a concatenation, the whole is the sum of its parts; a view keeps the product. The
 search is for numbers that satisfy all of these (`equations.py`). Whether an operator of another kind accepts them is
-not known here: if one does not, the trial asks again, and the sizes of that operator stay as they are.
+not known here: if one does not, the trial asks again, for multiples of 16 in place of that operator's sizes; if it
+accepts those neither, its sizes stay as they are.
 """
 
 from __future__ import annotations

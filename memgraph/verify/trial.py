@@ -72,7 +72,10 @@ class Trial:
                 raise Differs(f"it cannot be tried: {first_line(error)}") from error
 
     def _measure(self, sizes: Sizes) -> None:
-        """Run both on fake tensors.  Raises Differs if layouts differ, or the data would take more than the room."""
+        """Run both on fake tensors.
+
+        Raises Differs if layouts differ or the data would take more than the room, Misfit if the sizes do not fit.
+        """
         with compat.really(), compat.fake_evaluation():
             inputs = [_empty(node.meta["val"], sizes) for node in self.tile.graph.find_nodes(op="placeholder")]
             dry = DryExecution(sizes)
