@@ -52,7 +52,7 @@ class Relaxation:
     """The linear program of one joint graph with these tiers."""
 
     def __init__(self, facts: JointFacts, tiers: Tiers | None, *, fused: bool, unit: float) -> None:
-        """fused: bytes are counted as Inductor allocates, else as the interpreter does.  unit: bytes that count as 1."""
+        """fused: count bytes as Inductor allocates, else as the interpreter does.  unit: bytes that count as 1."""
         values = facts.values
         self.facts, self.unit = facts, unit
         self.second = max(sum(values[i].seconds for i in (*facts.forward, *facts.backward)), 1e-12)
@@ -204,7 +204,7 @@ class Relaxation:
         self.peak_rows[backward, place] = row
 
     def forward_row(self, place: int) -> None:
-        """Add the row of an operator of the forward: saved values that nothing else keeps, less those that have left."""
+        """Add the row of an operator of the forward: saved values that nothing else keeps, less what has left."""
         program = self.program
         standing = [stay for stay in self.stays if stay.born <= place]
         terms = [(self.saved[stay.value], -stay.bytes) for stay in standing]
