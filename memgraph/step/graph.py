@@ -83,7 +83,7 @@ class StepGraph:
         self._last: tuple[Launched, Dropped] | None = None  # the last launch, and what its plan took for dropped
         self._trusts = True  # whether a plan may count on what is dropped
         self._tried: set[tuple[Sizes, Dropped]] = set()  # for which a plan without dropped outputs was asked for
-        self._in_vain: set[tuple[int, Sizes, Dropped]] = set()  # lasting level and so on, for which no fitting plan can be made
+        self._in_vain: set[tuple[int, Sizes, Dropped]] = set()  # for which none that fits can be made, by level
 
     def launch(self, *args: Any) -> Any:
         """Run the graph.
