@@ -1,4 +1,4 @@
-"""The bytes that stand at each operator by an optimum of the linear program: it lacks the rows of those above the peak.
+"""The bytes that stand at each operator by an optimum of the linear program: to see which rows the program lacks.
 
 An estimate is enough: every plan satisfies a row that is added without need. All bytes are in units of the program.
 """

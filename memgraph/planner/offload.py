@@ -33,8 +33,8 @@ BASES = 8
 SWEEPS_OF_A_BASE = 6
 # Where at most FEW values leave a graph of at most SMALL values, each is tried on the device: a sweep each.
 FEW, SMALL = 8, 500
-# Windows, in bytes of the largest value that may leave: those tried for a bound that the narrowest (0) keeps, widest
-# first, and those for the lowest peak.
+# Windows, as multiples of the largest value that may leave: those tried for a bound that the narrowest (0) keeps,
+# widest first, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
 
@@ -264,7 +264,7 @@ class Offloader:
         return dataclasses.replace(found, seconds=found.seconds + placed.stall, moves=placed.moves, stall=placed.stall)
 
     def _bytes(self, base: Candidate, window: float) -> float:
-        """A window in bytes.  window: in bytes of the largest value that may leave."""
+        """A window in bytes.  window: as a multiple of the largest value that may leave."""
         if window == math.inf or window == 0:
             return window
         return window * max((self.facts.values[i].bytes for i in self.movable(base)), default=0)

@@ -47,8 +47,8 @@ class Maker(Protocol):
 class StepGraph:
     """A graph whose every launch keeps the budget.
 
-    room: the budget in bytes, less what the options hold back.  ends: no other graph is launched between its forward
-    and its backward; a graph of which that is not sure takes its tightest plan until a round is known.
+    room: the budget in bytes, less what the options hold back.  ends: nothing but its backward is to come after its
+    forward, which returns a loss; any other graph takes its tightest plan until a round is known.
     name: as a user calls it.  reserve: bytes of the budget that the options hold back.  alike: other processes run it
     by the same plan, so no round of this one alone decides about it.
     """
