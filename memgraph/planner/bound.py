@@ -64,7 +64,7 @@ class LowerBounds:
     def under(self, bound: int) -> LowerBound | None:
         """The bound on the time of plans with a peak of at most `bound` bytes; None where no plan has such a peak.
 
-        Where the program cannot be solved, it is that nothing is computed again.
+        Where the program cannot be solved, the bound is the time without any recomputation.
         """
         fits = self.stock.peak <= bound
         try:
@@ -126,7 +126,7 @@ class LowerBounds:
         return bool(forward) or any(refined)
 
     def _worst(self, order: Sequence[int], levels: np.ndarray, most: float) -> list[int]:
-        """The fullest place of each region, of those at which more stands; the fullest first."""
+        """The fullest place of each region at which more than `most` stands, in units; the fullest first."""
         worst: dict[int, int] = {}
         for place in np.flatnonzero(levels > most).tolist():
             region = self.facts.values[order[place]].region

@@ -35,6 +35,7 @@ class Course:
         self._free: dict[str, float] = {}  # by lane, when its last copy is done
         self._done: dict[int, float] = {}  # by value, when its copy is done
         self.works: list[Work] = []
+        """In the order in which they were begun; stretches of one kind in a row are one."""
         self.forward = self._forward()
         """By slot of the forward, when its step begins and ends; an input is there from the start."""
         self.backward = self._backward()
@@ -120,7 +121,7 @@ class Course:
             self.works.append(work)
 
     def rounded(self) -> tuple[Work, ...]:
-        """What is done, without what takes no time."""
+        """The works to the nanosecond, without those that take no time; copies are all there."""
         return tuple(
             dataclasses.replace(work, start=round(work.start, DIGITS), end=round(work.end, DIGITS))
             for work in self.works
@@ -185,7 +186,7 @@ def named(origins: Mapping[str, Sequence[str]], known: Collection[str]) -> dict[
 
 
 def held(read: Timeline, names: Mapping[str, str], known: Collection[str]) -> tuple[Timeline, dict[str, str]]:
-    """A timeline that was read from generated code, with those reuses alone after which another value is held.
+    """A timeline that was read from generated code, with those of its reuses after which a storage holds another value.
 
     names: of the values, by buffer; returned as they are known then.  known: all names of values. A variable that bears
     one is an input of the backward, named after the value that it holds: no other value is written to its storage.

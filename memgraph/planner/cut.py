@@ -31,7 +31,8 @@ from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.values import Value
 
-# scipy's maximum_flow works in int32.
+# scipy's maximum_flow works in int32. FOREVER is the capacity of an edge that no cut may go through; a cut that can be
+# afforded costs RESOLUTION at the most, but for rounding.
 FOREVER = 2**31 - 1
 RESOLUTION = 2**29
 

@@ -26,7 +26,7 @@ class Decision:
     """The value's name in the joint graph; of a region, that of its first output."""
 
     bytes: int
-    """Its storage; of a region, its longest value before it is tiled."""
+    """Of its storage; of a region, of its widest value before it is tiled."""
 
     action: Action
 
@@ -46,8 +46,8 @@ class Decision:
     """Whether only the kernels that read the value compute it, in both directions: its bytes are never allocated."""
 
     alternatives: tuple[tuple[str, float], ...] = ()
-    """Other actions that were possible, as the options spell them, and the seconds of each by itself: of running this
-    one operator again, or of copying the bytes away and back, were nothing to run meanwhile."""
+    """Other actions that were possible, as the options spell them, and the seconds of each by itself: of writing the
+    value to memory where it is fused otherwise, of running its operator again, of copying its bytes away and back."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: `action` is the lever's name, and the fields of the action stand beside it."""
@@ -161,13 +161,16 @@ class Timeline:
         return max(self.sums(), default=0)
 
     def in_blocks(self) -> Timeline:
-        """The same events in the blocks that CUDA's caching allocator gives, of the step that reaches most."""
+        """The same events with the bytes of whole blocks of CUDA's caching allocator.
+
+        They are those of the highest of several steps in a row, as of `caching_allocator.in_blocks`.
+        """
         changes = [((event.value, event.where), event.bytes) for event in self.events]
         sizes = zip(self.events, in_blocks(changes), strict=True)
         return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes), self.reuses)
 
     def above(self, level: int) -> Timeline:
-        """The same events while so many more bytes stand."""
+        """The same events between an allocation of `level` bytes more and its free; reuses are left out."""
         if not self.events:
             return self
         first, last = (Event(event.phase, "", level) for event in (self.events[0], self.events[-1]))
@@ -306,7 +309,8 @@ class Plan:
     """Bytes above the baseline, by the planner's sweep."""
 
     seconds: float = 0.0
-    """Predicted time of waiting for copies, and of recomputation beyond Inductor's own."""
+    """Predicted seconds beyond Inductor's own choice: of recomputation, of writing saved values, of waiting for copies.
+    Below 0 where the plan is faster."""
 
     transfers: tuple[Transfer, ...] = ()
     """The values that leave the device, in the order of the forward."""
@@ -346,7 +350,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` wrote."""
+        """The plan that `to_json` wrote. Raises KeyError, TypeError or ValueError for any other text."""
         return cls.from_dict(json.loads(text))
 
     def without_sources(self) -> Plan:

@@ -158,9 +158,9 @@ def _why_no_pin(facts: JointFacts, rule: Rule) -> str:
 
 
 def full_tiers(planner: Planner, chosen: Candidate, missed: bool) -> tuple[tuple[Tier, int], ...]:
-    """Tiers whose room was in the way, with the bytes that all values that may go there need.
+    """Tiers whose capacity has kept values on the device, with the bytes that all values that may go there need.
 
-    missed: the plan is larger than its bound.
+    missed: whether the plan is larger than its bound.
     """
     if planner.offloader is None or (chosen.stock and not missed):  # nothing had to leave
         return ()
@@ -168,7 +168,7 @@ def full_tiers(planner: Planner, chosen: Candidate, missed: bool) -> tuple[tuple
 
 
 def full_refusal(tier: Tier, need: int) -> Refusal:
-    """What the report says of a tier whose room was in the way."""
+    """What the report says of a tier that was too small.  need: as of `full_tiers`, in bytes."""
     text = f"the values that may go there need {format_size(need)}, and there is room for {tier.capacity} bytes"
     return Refusal(f"offload to {tier.name}", f"{text}: {tier.why}" if tier.why else text)
 

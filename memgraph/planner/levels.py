@@ -1,6 +1,6 @@
-"""What stands at each operator by the shares of an optimum of the linear program: to see which rows it lacks.
+"""The bytes that stand at each operator by an optimum of the linear program: to see which rows the program lacks.
 
-A guess is enough: a row that is added for nothing is satisfied by every plan all the same.
+An estimate is enough: every plan satisfies a row that is added without need. All bytes are in units of the program.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from memgraph.planner.relaxation import Relaxation
 
 
 def forward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
-    """What stands at each operator of the forward, at least, by the shares of an optimum."""
+    """By place of the forward: the bytes that stand there at least.  values: the optimum, by variable."""
     count = len(relaxation.facts.forward)
     level = relaxation.moments.forward / relaxation.unit
-    born = np.zeros((1 + len(relaxation.tiers), count + 1))  # what the last operator makes stands behind it
+    born = np.zeros((1 + len(relaxation.tiers), count + 1))  # the last column: behind the last operator
     for stay in relaxation.stays:
         born[0, stay.born] += values[relaxation.saved[stay.value]] * stay.bytes
         for n, tier in enumerate(relaxation.tiers, 1):
@@ -29,7 +29,7 @@ def forward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
 
 
 def backward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
-    """What stands at each operator of the backward by the shares of an optimum, about; recomputed values apart."""
+    """By place of the backward: about the bytes that stand there, without recomputed values.  values: the optimum."""
     change = np.zeros(len(relaxation.facts.backward) + 1)
     run = _runs(relaxation, values)
     for stay in relaxation.stays:
@@ -50,7 +50,7 @@ def backward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
 
 
 def _runs(relaxation: Relaxation, values: np.ndarray) -> dict[int, int]:
-    """By value that is computed again rather than not: the place of the backward that first needs it."""
+    """By value that is computed again by more than half: the place of the backward that first needs it."""
     run: dict[int, int] = {}
     for v in sorted(relaxation.needs.inputs, reverse=True):
         if v in relaxation.again and values[relaxation.again[v]] > 0.5:

@@ -25,7 +25,7 @@ class Solution:
     """By variable."""
     cost: float
     prices: np.ndarray
-    """By row: by how much the cost grows for each unit that the row asks more."""
+    """By row: how much the cost grows when its `least` grows by 1."""
 
 
 class LinearProgram:
@@ -33,11 +33,11 @@ class LinearProgram:
 
     def __init__(self) -> None:
         self.cost: list[float] = []
-        """By variable."""
+        """By variable: what 1 of it costs."""
         self.most: list[float] = []
-        """By variable."""
+        """By variable: the largest that it may be."""
         self.least: list[float] = []
-        """By row."""
+        """By row: what its sum must reach."""
         self._coefficients: list[float] = []
         self._rows: list[int] = []
         self._columns: list[int] = []
@@ -62,7 +62,10 @@ class LinearProgram:
             self._columns.append(column)
 
     def solve(self, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
-        """The least cost; None where no variables satisfy all rows.  most: of each variable.  Raises NotSolved."""
+        """The solution of the least cost; None where nothing satisfies all rows.  cost, most: by variable.
+
+        Raises NotSolved.
+        """
         shape = (len(self.least), len(self.cost))
         matrix = csr_array((self._coefficients, (self._rows, self._columns)), shape=shape)
         bounds = np.column_stack([np.zeros(len(most)), most])

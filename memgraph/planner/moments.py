@@ -66,7 +66,7 @@ def read_moments(facts: JointFacts, *, fused: bool) -> Moments:
 
 
 def is_buffer(facts: JointFacts, storage: int) -> bool:
-    """Whether a forward storage is written to memory whenever it is computed, and at most once in the backward."""
+    """Whether a forward storage is written to memory whenever it is computed, and is recomputed once at the most."""
     kind = facts.values[storage].kind
     return kind in BUFFERS and kind != "primal"
 
@@ -138,7 +138,7 @@ def _standing(
 
 
 def _touching(facts: JointFacts, steps: Iterable[int], outputs: Iterable[int], sure: set[int]) -> set[int]:
-    """Operators that read their inputs in a kernel of their own, or that kernels of their readers read through."""
+    """Operators whose inputs a kernel surely reads: their own, or that of a reader into which they are inlined."""
     found = sure | set(outputs)
     for i in reversed(list(steps)):
         if i in found:

@@ -1,7 +1,7 @@
 """How the values that the backward needs depend on one another, views left out.
 
-Only what is computed counts: inputs of the graph are there anyway, and a view costs nothing and is there with what it
-shows.
+Only what is computed counts: inputs of the graph are there anyway, and a view costs nothing and is there with the value
+that it views.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Needs:
         self.facts = facts
         needed = (v for v in needed_values(facts) if facts.values[v].kind != "view")
         self.inputs = {v: self._computed_inputs(v) for v in needed}
-        """By value: the values that it is made of."""
+        """By needed value: the computed values that it reads, itself or through views."""
 
     @functools.cached_property
     def readers(self) -> dict[int, list[int]]:
-        """By value: the values that are made of it."""
+        """By needed value: the needed values that read it, themselves or through views."""
         found: dict[int, list[int]] = {v: [] for v in self.inputs}
         for v, inputs in self.inputs.items():
             for u in inputs:
@@ -32,7 +32,10 @@ class Needs:
 
     @functools.cached_property
     def read_at(self) -> dict[int, int]:
-        """By value that the backward reads itself: the first place that does; behind the last for what it returns."""
+        """By value that the backward reads, itself or through views: the first place that does.
+
+        A value that the backward only returns has the place behind the last.
+        """
         facts = self.facts
         found: dict[int, int] = {}
         for place, b in enumerate(facts.backward):
@@ -56,17 +59,17 @@ class Needs:
         return found
 
     def behind(self, i: int) -> tuple[int, ...]:
-        """The values that a view shows; the value itself where it is none."""
+        """The needed values that a view is made of; of any other needed value itself, of all others none."""
         if self.facts.values[i].kind == "view":
             return tuple(v for v in self._computed_inputs(i) if v in self.inputs)
         return (i,) if i in self.inputs else ()
 
     def before(self, v: int, place: int) -> bool:
-        """Whether a value may be computed again before an operator of the backward."""
+        """Whether a value may have been computed again when an operator of the backward runs: it is needed by then."""
         return self.ready.get(v, place + 1) <= place
 
     def _computed_inputs(self, v: int) -> tuple[int, ...]:
-        """The values of which a value is made, views left out."""
+        """The computed values that a value reads, itself or through views."""
         values, found, pending = self.facts.values, set(), list(self.facts.values[v].inputs)
         while pending:
             read = pending.pop()

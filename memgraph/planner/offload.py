@@ -31,9 +31,10 @@ from memgraph.planner.queues import Clock, Tier, place
 BASES = 8
 # About how often a base is swept to see what has to leave.
 SWEEPS_OF_A_BASE = 6
-# Up to so many values that leave, each is tried without, in graphs of up to so many values: it costs a sweep each.
+# Where at most FEW values leave a graph of at most SMALL values, each is tried on the device: a sweep each.
 FEW, SMALL = 8, 500
-# Windows in largest values: those tried for a bound that the narrowest (0) keeps, and those for the lowest peak.
+# Windows, as multiples of the largest value that may leave: those tried for a bound that the narrowest (0) keeps,
+# widest first, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
 
@@ -96,7 +97,7 @@ class Offloader:
     def best(self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
         """The fastest candidate found whose peak is at most `bound`; None if there is none.
 
-        pool: candidates some of which are bases, beside Inductor's own choice.  more: other bases, all of them.
+        pool: candidates of which a few are bases, with Inductor's own choice.  more: candidates that all are bases.
         """
         best: Candidate | None = None
         for base in self._bases(pool, more):
@@ -242,7 +243,7 @@ class Offloader:
         return self._fewer(base, best, bound, window)
 
     def _fewer(self, base: Candidate, best: Candidate, bound: int, window: float) -> Candidate:
-        """The same less single values that need not leave; of small graphs.
+        """The same with single values kept on the device that need not leave; of small graphs.
 
         Values leave in the order of their births, and one that must may come behind one that need not.
         """
@@ -263,7 +264,7 @@ class Offloader:
         return dataclasses.replace(found, seconds=found.seconds + placed.stall, moves=placed.moves, stall=placed.stall)
 
     def _bytes(self, base: Candidate, window: float) -> float:
-        """A window in bytes from one in largest values."""
+        """A window in bytes.  window: as a multiple of the largest value that may leave."""
         if window == math.inf or window == 0:
             return window
         return window * max((self.facts.values[i].bytes for i in self.movable(base)), default=0)
@@ -275,10 +276,10 @@ class Offloader:
         return self._clocks[key]
 
     def without_room(self, chosen: Candidate, missed: bool) -> Iterator[tuple[Tier, int]]:
-        """Tiers whose room was in the way, with the bytes that all that may go there need.
+        """Tiers whose capacity has kept values on the device, with the bytes that all values that may go there need.
 
-        missed: the choice is larger than its bound, so that everything should have gone, and a tier was in the way that
-        cannot hold everything. Else a tier was in the way if a value that stays finds no room in it.
+        missed: whether the choice is larger than its bound. Then everything should have gone, and the tiers are those
+        that cannot hold everything; else those that have no room for a value that stays.
         """
         values = self.facts.values
         moves = {move.value: move.tier for move in chosen.moves}

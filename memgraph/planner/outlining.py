@@ -10,7 +10,7 @@ from memgraph.planner.decisions import Refusal
 
 Asked = bool | Literal["auto"]
 
-# Of the operators of a forward and its backward, at least this share need not be compiled.
+# With "auto", layers become bodies where that spares at least this share of the operators of both graphs a compilation.
 WORTH = 0.25
 
 

@@ -82,7 +82,7 @@ class Placement:
 
 
 class Clock:
-    """When each slot of a schedule's programs begins and ends, counted from the start of its direction."""
+    """When each slot of a schedule's programs begins and ends, in seconds from the start of its direction."""
 
     def __init__(self, facts: JointFacts, schedule: Schedule) -> None:
         values = facts.values
@@ -188,7 +188,10 @@ def _back(
 
 
 def _latest(facts: JointFacts, clock: Clock, order: Sequence[tuple[int, Tier]]) -> dict[int, float]:
-    """By value: the latest time at which its copy back may start and hide, with those behind it in its queue."""
+    """By value: the latest second of the backward at which its copy back may start without any wait.
+
+    Neither it nor those behind it in its queue then make the step wait.
+    """
     latest: dict[int, float] = {}
     limit: dict[str, float] = {}
     for v, tier in reversed(order):

@@ -1,7 +1,7 @@
-"""A linear program of which every plan of a graph is a solution, and more: its optimum bounds them all (bound.py).
+"""A linear program that every plan of a graph satisfies: its optimum bounds all of them from below (bound.py).
 
 Each needed value has a variable for "saved", "computed again" and each tier, between 0 and 1. Rows say what every plan
-satisfies. Operators are too many for a row of each: whoever solves the program adds those that its optimum breaks.
+satisfies. There are too many operators for a row of each: bound.py adds the rows that an optimum breaks.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from memgraph.planner.needs import Needs
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
 
-# Variables of one program, about: what has been computed again by an operator takes one for each value.
+# About how many variables a program may have. The row of an operator of the backward takes one for each value that may
+# have been computed again by then.
 MOST_VARIABLES = 30_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Stay:
-    """Where a value stands if it is saved, beside what the moments count."""
+    """At which operators a saved value stands, without those at which the moments count it already."""
 
     value: int
     bytes: float
     """In units of the program."""
     born: int
-    """The first place of the forward; it stands until the end."""
+    """The first place of the forward; from there it stands to the forward's end."""
     waits: int
-    """The last place of the backward up to which it stands unless it is away."""
+    """The last of the first places of the backward, at which it stands unless it is away; -1 for none."""
     again: int
-    """The first place of the backward from which on it stands, away before or not."""
+    """The first place of the backward at which it stands even if it was away; behind the last for none."""
     last: int
     """The last such place."""
     beside: frozenset[int]
-    """Places of the backward at which the moments count it."""
+    """Places of the backward at which the moments count it already."""
 
     def at(self, place: int) -> bool:
         """Whether it stands at a place of the backward, away before or not."""
@@ -51,11 +52,11 @@ class Relaxation:
     """The linear program of one joint graph with these tiers."""
 
     def __init__(self, facts: JointFacts, tiers: Tiers | None, *, fused: bool, unit: float) -> None:
-        """fused: bytes are counted as Inductor allocates, else as the interpreter does.  unit: bytes of 1."""
+        """fused: count bytes as Inductor allocates, else as the interpreter does.  unit: bytes that count as 1."""
         values = facts.values
         self.facts, self.unit = facts, unit
         self.second = max(sum(values[i].seconds for i in (*facts.forward, *facts.backward)), 1e-12)
-        """Seconds of 1, such as `unit` for bytes: coefficients of the program are then about 1."""
+        """Seconds that count as 1, like `unit` for bytes: so coefficients of the program are about 1."""
         self.tiers = tuple(tier for tier in (tiers.tiers if tiers else ()) if not tier.only_rules)
         self._min_bytes = max(1, tiers.min_bytes if tiers else 1)
         self.moments = read_moments(facts, fused=fused)
@@ -63,8 +64,9 @@ class Relaxation:
         self.clocks = (self._clock(facts.forward), self._clock(facts.backward))
         self.program = LinearProgram()
         self.peak = self.program.variable(most=np.inf)
+        """The variable of the peak, in units."""
         self.waits = (self.program.variable(cost=1.0, most=np.inf), self.program.variable(cost=1.0, most=np.inf))
-        """Seconds that the forward and the backward wait for copies."""
+        """The variables of the time that the forward and the backward wait for copies, in `second`."""
         self.saved: dict[int, int] = {}
         """By value, the variable of its being saved."""
         self.again: dict[int, int] = {}
@@ -72,7 +74,7 @@ class Relaxation:
         self.away: dict[tuple[int, str], int] = {}
         """By value and tier, the variable of its being away."""
         self.peak_rows: dict[tuple[bool, int], int] = {}
-        """By direction (true for the backward) and place, the row that says that what stands there fits."""
+        """By direction (true for the backward) and place, the row that keeps what stands there under the peak."""
         self._refined: set[int] = set()
         self._returned = {values[i].storage for i in facts.forward_outputs}
         for v in self.needs.inputs:
@@ -82,6 +84,7 @@ class Relaxation:
             self._links(tier)
         places = list(self._fullest(facts.backward, self.moments.backward))
         each = 2 * max(1, len(places)) * len(self.needs.inputs) // max(1, len(facts.region_names))
+        # Regions before its own from which the row of an operator of the backward has recomputed values.
         self._reach = min(len(facts.region_names), MOST_VARIABLES // 3 // max(1, each))
         for place in self._fullest(facts.forward, self.moments.forward):
             self.forward_row(place)
@@ -107,7 +110,7 @@ class Relaxation:
         return [self.away[v, tier.name] for tier in self.tiers if (v, tier.name) in self.away]
 
     def _need(self) -> None:
-        """What the backward reads is at hand; what is computed again has its inputs at hand."""
+        """Rows: what the backward reads is saved or computed again, and so is all that recomputed values read."""
         ours = set(self.facts.backward)
         read = {i for b in self.facts.backward for i in self.facts.values[b].inputs} | set(self.facts.backward_outputs)
         for v in sorted({v for i in read - ours for v in self.needs.behind(i)}):
@@ -119,7 +122,7 @@ class Relaxation:
     # --- links --------------------------------------------------------------------------------------------
 
     def _links(self, tier: Tier) -> None:
-        """A tier's room, and what the step waits for: copies that do not fit beside its operators."""
+        """Rows: a tier's capacity, and the time that the step waits for copies that take longer than its operators."""
         values, program = self.facts.values, self.program
         away = {v: column for (v, name), column in self.away.items() if name == tier.name}
         if tier.capacity is not None:
@@ -141,11 +144,11 @@ class Relaxation:
                 program.row([(self.waits[1], 1.0), *again, *needed], -begins[place])
 
     def _use(self, v: int) -> int:
-        """The first place of the backward that reads a value itself; behind the last one where none does."""
+        """The first place of the backward that reads a value's storage; behind the last one where none does."""
         return self.moments.first.get(self.facts.values[v].storage, len(self.facts.backward))
 
     def _clock(self, order: Sequence[int]) -> np.ndarray:
-        """When each operator begins, and when the last one ends, if nothing is computed again or waited for."""
+        """When each operator begins, and when the last one ends, in `second`, without recomputation and waiting."""
         return np.cumsum([0.0, *(self.facts.values[i].seconds / self.second for i in order)])
 
     def _region_ends(self, order: Sequence[int]) -> Iterator[int]:
@@ -158,7 +161,10 @@ class Relaxation:
     # --- peaks --------------------------------------------------------------------------------------------
 
     def _fullest(self, order: Sequence[int], surely: np.ndarray) -> Iterator[int]:
-        """For each region its first operator and the one at which most stands; and the last of all."""
+        """Of each region the place of its first operator and the one at which most stands; and the last place of all.
+
+        surely: by place, the bytes that stand there in every plan.
+        """
         regions: dict[int, list[int]] = {}
         for place, i in enumerate(order):
             regions.setdefault(self.facts.values[i].region, []).append(place)
@@ -168,14 +174,14 @@ class Relaxation:
         yield from sorted(found)
 
     def _held(self, v: int) -> float:
-        """The bytes that saving a value takes beyond what stands anyway."""
+        """The bytes that saving a value takes beyond what stands anyway, in units."""
         values, storage = self.facts.values, self.facts.values[v].storage
         anyway = storage in self.facts.held_outputs or values[storage].kind in ("primal", "tangent")
         return 0.0 if anyway else values[storage].bytes / self.unit
 
     @functools.cached_property
     def stays(self) -> list[Stay]:
-        """Where saved values stand, beside what the moments count."""
+        """Where values stand that may be saved, without what the moments count already."""
         found = []
         facts, moments, end = self.facts, self.moments, len(self.facts.backward) - 1
         for v in self.saved:
@@ -185,8 +191,8 @@ class Relaxation:
                 continue
             start = max(moments.birth(storage), moments.counted.get(storage, -1) + 1)
             first, last = moments.first.get(storage), moments.last.get(storage, -1)
-            # A value that only operators read that are run again is there until the first of these may run: before the
-            # first operator of the backward that needs what they make.
+            # A value that only recomputed operators read stands until the first of these may run: before the first
+            # operator of the backward that needs what they make.
             waits = ready - 1 if first is None else first - 1
             again = len(facts.backward) if first is None else first
             beside = moments.beside.get(storage, frozenset())
@@ -198,7 +204,7 @@ class Relaxation:
         self.peak_rows[backward, place] = row
 
     def forward_row(self, place: int) -> None:
-        """Saved values that nothing else keeps, less what has left by then."""
+        """Add the row of an operator of the forward: saved values that nothing else keeps, less what has left."""
         program = self.program
         standing = [stay for stay in self.stays if stay.born <= place]
         terms = [(self.saved[stay.value], -stay.bytes) for stay in standing]
@@ -212,7 +218,7 @@ class Relaxation:
         self._peak_row(place, False, terms, int(self.moments.forward[place]))
 
     def backward_row(self, place: int) -> None:
-        """Saved values that are still to be read, and what has been computed again and is still to be read."""
+        """Add the row of an operator of the backward: saved and recomputed values that are still to be read."""
         terms: list[tuple[int, float]] = []
         for stay in self.stays:
             if place <= stay.waits:
@@ -227,7 +233,10 @@ class Relaxation:
         self._peak_row(place, True, terms, int(self.moments.backward[place]))
 
     def _computed_by(self, place: int) -> Mapping[int, int]:
-        """By value of the last few regions: a variable, whether it has been computed again by an operator."""
+        """By value of the operator's region and the few before it: a variable, 1 if it was computed again by then.
+
+        place: of the operator in the backward.
+        """
         values, program = self.facts.values, self.program
         region = values[self.facts.backward[place]].region
         inside = {v for v in self.needs.inputs if region - self._reach <= values[v].region <= region}
@@ -242,7 +251,10 @@ class Relaxation:
         return columns
 
     def refine(self, place: int) -> bool:
-        """Add to the row of an operator of the backward what it leaves out; false where that is done, or too much."""
+        """Add to the row of an operator of the backward the saved values that wait for recomputed operators.
+
+        Returns false where that was done before, or would take too many variables.
+        """
         if place in self._refined or len(self.program.cost) + len(self.needs.inputs) > MOST_VARIABLES:
             return False
         if (True, place) not in self.peak_rows:
@@ -252,10 +264,10 @@ class Relaxation:
         return True
 
     def _waiting(self, place: int) -> list[tuple[int, float]]:
-        """Terms of saved values that only operators read that are run again, and that none of these has read yet.
+        """Terms of saved values that only recomputed operators read, while none of these has run.
 
-        An operator is run again by a place only if the backward has read its output by then, or another one has that
-        was run again.
+        A value has been computed again by a place only if the backward has read it by then, or a recomputed operator
+        has.
         """
         program = self.program
         run: dict[int, int] = {}

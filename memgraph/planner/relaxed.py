@@ -3,7 +3,7 @@
 Problem: a cut at one price a byte (uniform.py) knows sums of bytes. The linear program also knows at which operators
 the bytes stand, so it saves late values and drops early ones where that is better, and prices each layer by itself.
 
-Why not a library: HiGHS has solved the program; what is left is to take its shares for decisions. They are almost all 0
+Why not a library: HiGHS has solved the program; what is left is to round its shares to decisions. They are almost all 0
 or 1: of 500 values of a Llama of 8 layers, 1 to 6 are in between.
 
 Algorithm: solve it for a few peaks, from the least that it allows to Inductor's own. Save all values that have a share,
@@ -29,7 +29,7 @@ PEAKS = 6
 # A larger graph takes too long, and gains little: with many layers a mixture of two uniform choices comes near enough.
 # Llama at 60 % of its peak: 1.8 % above the bound with 8 layers (1,705 values), 0.6 % with 32 (6,433).
 MOST_VALUES = 2_500
-# The least share of a value that is saved.
+# Each of these makes a saved set: the values with at least this share.
 SHARES = (0.01, 0.99)
 
 
@@ -44,7 +44,7 @@ class Relaxed:
         """All of them, fastest first."""
         if len(self.candidates.facts.values) > MOST_VALUES:
             return ()
-        # A program of its own: the rows of one that others ask as well depend on what they asked.
+        # A program of its own: the rows of a shared one would depend on what others have asked before.
         bounds = LowerBounds(self.candidates, self.tiers)
         kinds = dict.fromkeys((Copies.NONE, self.candidates.copies))
         found: dict[int, Candidate] = {}

@@ -76,7 +76,9 @@ class SegmentCosts:
 
 
 def border_values(facts: JointFacts, borders: tuple[int, ...]) -> frozenset[int]:
-    """Values that cross a border and that more than fused operators have made: never computed again.
+    """Values that cross a border, but for those that fused operators alone make of others of them and of inputs.
+
+    They are never computed again.
 
     Where an operator reads several values of earlier segments that are larger than its own (a list of all states of a
     recurrent network, stacked at the end), its output is held instead of them.

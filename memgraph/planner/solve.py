@@ -37,7 +37,7 @@ from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
 NEIGHBOURS = 2
-# Bounds on the peak for which a candidate is offered to a choice together with other graphs.
+# Steps from the lowest peak to the unplanned one: at each, a candidate is offered to a choice with other graphs.
 OFFERS = 6
 
 
@@ -124,7 +124,7 @@ class Planner:
         return tuple(chosen)
 
     def lightest(self, others: int) -> Candidate:
-        """The candidate that takes least where so many others like it stand between its forward and its backward."""
+        """The offered candidate with the lowest peak while `others` more graphs like it hold their saved values."""
         return min(self.offered(), key=lambda c: (c.peak + others * c.carried, c.seconds))
 
     def _pool(self) -> list[Candidate]:

@@ -25,25 +25,34 @@ from memgraph.facts.actions import Origin
 LEAST_ROWS = {"cpu": 128, "cuda": 1024}
 # A group that holds a smaller share of the peak is not worth a tile.
 LEAST_SHARE = 0.05
-# One step makes at most so many shards of each: the bytes at the peak are known for the present number only.
+# One step multiplies a group's shards by so much at most: what stands at the peak is known for the present number only.
 MOST_TIMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Equal regions.  regions: their places among all.  tokens: of each.  most: shards that it may have.
-
-    fixed: the number of shards where the planner may not choose it, else None.  origin: who asks for shards, if not
-    the planner.
-    """
+    """Equal regions, which get the same number of shards."""
 
     kind: str
+    """Of the regions: "mlp" or "loss"."""
+
     module: str
+    """The module path of the first region."""
+
     tokens: int
+    """Of each region."""
+
     regions: tuple[int, ...]
+    """Their places among all regions of the graph."""
+
     most: int
+    """The most shards that the planner may choose."""
+
     fixed: int | None = None
+    """The number of shards where the planner may not choose it."""
+
     origin: Origin | None = None
+    """Who asks for shards; None for the planner."""
 
 
 Shards = tuple[int, ...]  # by group; 1: untiled

@@ -18,7 +18,7 @@ UNDECIDED = "not held"  # what the backward does not read
 
 @dataclasses.dataclass(frozen=True)
 class Takes:
-    """What a step with a plan takes; of several graphs in sum, but for the peak."""
+    """What a step with a plan takes: sums over its graphs, and the highest of their peaks."""
 
     made_for: str
     """The budget that was asked for, and the device."""
@@ -72,7 +72,7 @@ class Difference:
     """That of the second."""
 
     seconds: tuple[float, float] = (0.0, 0.0)
-    """Of recomputing it in a step of each plan."""
+    """What its recomputation takes in a step of the first plan, and of the second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Change:
     """How many values."""
 
     bytes: int
-    """Theirs together."""
+    """Of all these values."""
 
     members: tuple[Difference, ...] = dataclasses.field(default=(), compare=False, repr=False)
     """The values."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# A measured peak that differs from the predicted one by more than this share of it is said to.
+# A measured peak is as predicted if it differs by this share of the predicted one at most.
 TOLERANCE = 0.01
 
 
@@ -122,7 +122,7 @@ class Figures:
     them."""
 
     calibrated: bool = False
-    """Whether the seconds come from rates that were measured on the machine, and not from built-in ones."""
+    """Whether the seconds come from rates that were measured on the machine; else from built-in ones."""
 
     measured_above: int | None = None
     """Bytes above the level of its entry that a launch of this plan was measured to reach, the highest of those that
@@ -212,10 +212,7 @@ class Figures:
         return max(0.0, self.predicted_time / self.least_time - 1)
 
     def to_json(self) -> str:
-        """All figures. Events, works and descriptions are rows of their fields: a large graph has tens of thousands.
-
-        Text of an earlier version lacks some of them, and is read all the same.
-        """
+        """All figures. Events, works and descriptions are rows of their fields: a large graph has tens of thousands."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         data["decisions"] = [decision.to_dict() for decision in self.decisions]
         for name in ("refusals", "binding"):
@@ -231,7 +228,7 @@ class Figures:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The figures that `to_json` wrote. Raises ValueError for any other text."""
+        """The figures that `to_json` wrote, with fewer fields in earlier versions. Raises ValueError for other text."""
         try:
             data: dict[str, Any] = json.loads(text)
             data["decisions"] = tuple(map(Decision.from_dict, data["decisions"]))

@@ -75,8 +75,8 @@ class Frontier:
     def knees(self) -> tuple[Point, ...]:
         """Points below which a byte costs at least BEND times what it is worth above them, the smallest first.
 
-        What costs less than a byte of the whole curve does on average is no knee: plans come in steps, and behind each
-        small one the curve is flat.
+        No knee is where a byte costs less than the average of the whole curve: plans come in steps, and the curve is
+        flat behind each small step.
         """
         found = []
         least, most = self.points[0], self.points[-1]
@@ -92,7 +92,7 @@ class Frontier:
         return point.seconds / self.unplanned_time - 1 if self.unplanned_time > 0 else 0.0
 
     def least_slowdown(self, point: Point) -> float | None:
-        """The same of the fastest plan of this kind that there may be under its budget; None where it is not known."""
+        """The slow-down that no plan of this kind goes below under a point's budget; None where it is not known."""
         if point.least_seconds is None:
             return None
         return self.slowdown(dataclasses.replace(point, seconds=point.least_seconds))
@@ -160,7 +160,10 @@ class Frontier:
         return Table("", columns, tuple(rows))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw time against budget into `path`: PNG, or what its suffix says."""
+        """Draw time against budget into `path`: PNG, or what its suffix says.
+
+        Raises ModuleNotFoundError without matplotlib, and OSError where the file cannot be written.
+        """
         _draw(self).savefig(path)
 
 

@@ -63,7 +63,7 @@ class Layers:
         return found
 
     def takes(self, signature: Signature, nearly: float) -> bool:
-        """Whether a layer with this signature differs from the first one in so large a share of its bytes at most."""
+        """Whether a layer with this signature differs from the first one in at most the share `nearly` of its bytes."""
         differing = (self.signature - signature) + (signature - self.signature)
         return differing.total() == 0 or _bytes(differing) <= nearly * _bytes(self.signature)
 

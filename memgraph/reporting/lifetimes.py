@@ -57,7 +57,8 @@ class Buffer:
 class Lifetimes:
     """A timeline as buffers.
 
-    Its changes are the events of the timeline and its reuses: there one buffer ends, and another begins in its place.
+    Its changes are the events of the timeline and its reuses: at a reuse one buffer ends, and another begins in its
+    place.
     """
 
     buffers: tuple[Buffer, ...]
@@ -76,7 +77,7 @@ class Lifetimes:
 
     @property
     def forward(self) -> int:
-        """How many changes come before the last one of the forward, with it."""
+        """The number of changes up to the last one of the forward, which counts."""
         return 1 + max((n for n, change in enumerate(self.changes) if change.phase == "forward"), default=-1)
 
     def sums(self) -> Mapping[Stuff, list[int]]:
@@ -106,7 +107,7 @@ class _Life:
 def lifetimes(timeline: Timeline, figures: Figures) -> Lifetimes:
     """The buffers of one of a report's timelines.
 
-    A free without an allocation is a buffer of fewer than no bytes that stays: the sums are those of the timeline.
+    A free without an allocation is a buffer of negative size that stays: the sums are those of the timeline.
     """
     names = dict(figures.buffers)
     changes = tuple(_changes(timeline))

@@ -61,7 +61,7 @@ def trace(report: Report) -> None:
 
 
 def amend(old: Report, new: Report) -> None:
-    """Put `new` in the place of a report of this process, which more is known of now."""
+    """Put `new` in the place of `old` in this process's log: of the same plan more is known now."""
     _log.replace(old, new)
 
 

@@ -19,7 +19,7 @@ GREY, BLUE, RED = "#9aa0a6", "#1a73e8", "#d93025"
 
 def draw(figures: Figures) -> Figure:
     """The picture. The two timelines differ in the number of their events, so each is stretched: its forward over the
-    left half of the axis, its backward over the right half."""
+    left half of the axis, its backward over the right half. Raises ModuleNotFoundError without matplotlib."""
     try:
         from matplotlib.figure import Figure  # not pyplot: its state is global, and belongs to the user
     except ModuleNotFoundError as missing:

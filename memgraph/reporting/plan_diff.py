@@ -115,7 +115,7 @@ def diff(first: StepPlan | Report | StepReport, second: StepPlan | Report | Step
     name are compared, and a note says where the graphs differ. Of two reports their plans are compared, and the page
     has their curves over each other.
 
-    Raises PlanError for a report without a plan.
+    Raises PlanError for a report without a plan, or of graphs that were compiled under different options.
     """
     one, two = _plan(first), _plan(second)
     pairs, notes = matched(one, two)

@@ -52,11 +52,17 @@ class Report(Figures):
         page.write(path, Views.of_graph(self, frontier))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw both timelines, the baseline and the budget into `path`: PNG, or what its suffix says."""
+        """Draw both timelines, the baseline and the budget into `path`: PNG, or what its suffix says.
+
+        Raises ModuleNotFoundError without matplotlib, and OSError where the file cannot be written.
+        """
         picture.draw(self).savefig(path)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write both timelines as a Chrome trace, for Perfetto; its time axis is the order of events."""
+        """Write both timelines as a Chrome trace, for Perfetto, over predicted time; without times, event by event.
+
+        Raises OSError where the file cannot be written.
+        """
         trace.write(self, path)
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:

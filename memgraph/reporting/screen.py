@@ -25,7 +25,7 @@ LINES = 45
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """How many rows the tables have."""
+    """The most rows of each table."""
 
     modules: int
     live: int
@@ -35,7 +35,8 @@ class Room:
 
 # The first with which all fits on one screen; the last one otherwise.
 ROOMS = (Room(14, 5, 3, 3), Room(12, 5, 2, 2), Room(10, 4, 1, 1), Room(8, 3, 1, 1), Room(6, 2, 0, 0))
-# How much of their bytes layers may differ in that are shown as one: the first with which few kinds of them are left.
+# Shares of their bytes in which layers that are shown as one may differ: the first share is used that leaves at most
+# KINDS rows for each stack of layers, and no more rows than the table has.
 DIFFERENCES = (NEARLY, 0.25, 0.5, float("inf"))
 KINDS = 3
 RUNS = 3  # numbers of layers are listed one by one up to so many runs of them

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchFigures:
-    """One forward and its backward. Peaks hold all that is allocated; None where one is not known."""
+    """One forward and its backward, in bytes. Peaks hold all that is allocated; None where one is not known."""
 
     graph: str
     """As a user calls it."""
@@ -25,14 +25,15 @@ class LaunchFigures:
     held: int | None
     """Bytes that the plan holds from the forward to the backward."""
     predicted_forward: int | None
+    """The peak of the forward."""
     predicted_backward: int | None
-    """Also None where no backward has begun."""
+    """The peak of the backward; also None where that has not begun."""
     measured_forward: int | None
     measured_backward: int | None
     predicted_above: int | None
-    """Bytes that the launch takes by itself, as planned."""
+    """Bytes above `level` that the launch takes by itself, as planned."""
     measured_above: int | None
-    """Bytes that it took by itself."""
+    """Bytes above `level` that it took by itself."""
 
     @property
     def predicted_peak(self) -> int | None:
@@ -122,16 +123,16 @@ class GraphFigures:
 
     graph: str
     launches: int
-    """In the newest round."""
+    """How many there are in the newest round."""
     plans: int
-    """That are kept."""
+    """How many are kept."""
     made: int
-    """That were compiled."""
+    """How many plans were compiled, those included that are not kept."""
     unplanned_above: int | None
     """Bytes that Inductor's own partition takes above the level of the entry."""
     source_of_unplanned_peak: Source | None
     off: int
-    """Plans of which more or less was measured than predicted, by more than 1 % of the peak."""
+    """How many plans were measured to take more or less than predicted, by more than 1 % of the peak."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,11 +144,11 @@ class OptimizerFigures:
     made: int
     """Bytes of its state that are allocated."""
     to_come: int
-    """Bytes of its state that are not."""
+    """Bytes of its state that are not allocated yet."""
     temporaries: int
     """Bytes that `step()` holds for a moment."""
     peak: int
-    """Bytes that are allocated then, with all else: all gradients, and the state of all optimizers of the step."""
+    """Bytes that are allocated then in all, with all gradients and the state of all optimizers of the step."""
     method: str
     """How this is known."""
     note: str = ""
@@ -159,8 +160,10 @@ class StepFigures:
     """What a step of training takes on one device."""
 
     part: ClassVar[type[Figures]] = Figures
+    """What `from_json` makes of each of the parts."""
 
     device: str
+    """Such as "cuda:0"."""
     budget: int
     """Bytes that a step may reach, with all that is allocated."""
     reserve: int
@@ -175,7 +178,7 @@ class StepFigures:
     """Those of the newest round, in the order of their launches."""
     optimizers: tuple[OptimizerFigures, ...] = ()
     grown: tuple[tuple[str, int], ...] = ()
-    """What stands when a step begins, and did not when it was first planned, in bytes."""
+    """What stands when a step begins, and did not when it was first planned: kinds, and their bytes."""
     highest: int | None = None
     """The allocator's peak since its statistics were last reset, whatever ran; None where the device has none."""
     notes: tuple[str, ...] = ()
@@ -201,7 +204,7 @@ class StepFigures:
 
     @property
     def outside(self) -> tuple[OutsideFigures, ...]:
-        """What ran between the launches of such a round, when that was last recorded."""
+        """What ran between the launches of the newest round of the same graphs of which that was recorded."""
         return next((some.outside for some in self.alike if some.outside), ())
 
     @property

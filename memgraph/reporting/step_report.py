@@ -37,7 +37,8 @@ class StepReport(StepFigures):
     def plan(self) -> StepPlan | None:
         """The plans of all graphs of the newest round, to be kept in a file; None where none is known.
 
-        Of each graph it is the plan that ran last; of equal graphs the one with the lowest peak.
+        Of each graph it is the plan that ran last; of equal graphs the one with the lowest peak. Raises PlanError where
+        the graphs were compiled under options that do not go together.
         """
         plans = [part.plan for part in self.parts if part.plan is not None]
         return StepPlan.joined(plans) if plans else None

@@ -110,7 +110,7 @@ _NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.defa
 
 
 def _number(dtype: torch.dtype) -> Any:
-    """What stands for a number that only data tell. A flag is down: no overflow, nothing that is not a number."""
+    """What stands for a number that only data tell. A bool is False, as that of a check for overflow or NaN."""
     if dtype is torch.bool:
         return False
     return _LATE if not dtype.is_floating_point and not dtype.is_complex else float(_LATE)

@@ -23,19 +23,20 @@ import torch
 from memgraph.base import compat
 from memgraph.step.fake_memory import CannotRehearse, FakeMemory, bytes_of, fake_of, storages, tensors_in
 
-# Steps: at least two (most state is made in the first), and more where they are cheap, since some optimizers take
-# another way later: RAdam's sixth step is its first with a rectified rate.
+# Steps: at least two (most state is made in the first), and up to eight while all of them take at most _CHEAP
+# operators, since some optimizers take another way later: RAdam's sixth step is its first with a rectified rate.
 _FEWEST, _MOST, _CHEAP = 2, 8, 6000  # steps, steps, operators
 _LONGEST = 256  # parameters in a stretch that repeats
 
 
 @dataclasses.dataclass(frozen=True)
 class FakeStep:
-    """Bytes on one device: state that a few steps leave behind beyond what exists, and what a step holds above all of
-    parameters, gradients and state."""
+    """What a few steps allocate on one device, in bytes."""
 
     to_come: int
+    """Of the state that they leave behind, beyond what exists."""
     temporaries: int
+    """The most that a step holds above parameters, gradients and all of the state."""
 
 
 def fake_step(optimizer: torch.optim.Optimizer, device: torch.device) -> FakeStep:
@@ -127,7 +128,7 @@ def _one_by_one(step: Any, groups: list[dict[str, Any]], foreach: list[bool]) ->
 
 
 def _kind(group: int, parameter: torch.Tensor, state: Mapping[Any, Any]) -> Hashable:
-    """What a step can tell of a parameter but its values; equal for parameters that are treated alike."""
+    """What a step can tell of a parameter without reading its entries; equal for parameters that are treated alike."""
 
     def seen(value: Any) -> Hashable:
         if isinstance(value, torch.Tensor):

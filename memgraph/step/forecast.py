@@ -33,18 +33,26 @@ class Method(enum.Enum):
 class OptimizerForecast:
     """Bytes of one optimizer on one device, all parameters of its groups that are there taken together.
 
-    Parameters, gradients, `state_bytes` and `step_bytes` are the most that is allocated in any of its steps, as far as
-    the optimizer decides.
+    Parameters, gradients, `state_bytes` and `step_bytes` add up to the most that is allocated in any of its steps, as
+    far as the optimizer decides.
     """
 
-    name: str  # of the class, "AdamW"
-    state_bytes: int  # of its state on the device, once all of it exists
-    state_to_come: int  # of these, not allocated yet
-    step_bytes: int  # the most that step() holds in temporaries, above parameters, gradients and all of the state
+    name: str
+    """Of the class, "AdamW"."""
+    state_bytes: int
+    """Of its state on the device, once all of it exists."""
+    state_to_come: int
+    """Of these, not allocated yet."""
+    step_bytes: int
+    """The most that `step()` holds in temporaries, above parameters, gradients and all of the state."""
     method: Method
-    note: str = ""  # for the report: what makes step_bytes smaller, or why something is not known
-    gradients: int = 0  # of its parameters that have none yet: they stand when it steps
-    identity: int = 0  # tells two optimizers apart that are alike
+    """How this is known."""
+    note: str = ""
+    """For the report: what makes `step_bytes` smaller, or why something is not known."""
+    gradients: int = 0
+    """Of the gradients that its parameters do not have yet: they stand when it steps."""
+    identity: int = 0
+    """Tells two optimizers apart that are alike."""
 
 
 def live_optimizers(parameters: Iterable[torch.Tensor]) -> list[torch.optim.Optimizer]:

@@ -25,7 +25,7 @@ from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
 # Plans that one graph keeps: another one pushes out the one that has not run for longest.
 VARIANTS = 4
-# Outputs that take less than this share of the room are no reason for another plan.
+# Outputs smaller than the room divided by this are no reason for another plan.
 WORTH_A_PLAN = 64
 # Other graphs that are taken to stand between the forward and the backward of one whose round is not known yet.
 OTHERS = 7
@@ -35,8 +35,9 @@ class Maker(Protocol):
     """Compiles a graph once more."""
 
     def make(self, entry: Entry, args: Any, dropped: Dropped = ()) -> Variant | None:
-        """For a launch whose outputs are dropped so. Raises BudgetError; None where it cannot be planned, which a
-        warning has said.
+        """The graph by a plan for a launch with these arguments; None where it cannot be planned, which is warned of.
+
+        dropped: the outputs that its caller drops before the backward.  Raises BudgetError.
         """
 
     def realise(self, offer: Offer, entry: Entry) -> Variant | None:
@@ -46,8 +47,8 @@ class Maker(Protocol):
 class StepGraph:
     """A graph whose every launch keeps the budget.
 
-    room: the budget in bytes, less what the options hold back.  ends: nothing but the backward can come after its
-    forward; another one leaves room for what nobody knows yet, and takes its tightest plan until a round is known.
+    room: the budget in bytes, less what the options hold back.  ends: nothing but its backward is to come after its
+    forward, which returns a loss; any other graph takes its tightest plan until a round is known.
     name: as a user calls it.  reserve: bytes of the budget that the options hold back.  alike: other processes run it
     by the same plan, so no round of this one alone decides about it.
     """
@@ -68,23 +69,28 @@ class StepGraph:
         self.room, self.meter, self.rounds, self.maker, self.ends = room, meter, rounds, maker, ends
         self.name, self.reserve, self.alike = name, reserve, alike
         self.first: Entry | None = None
-        """How its first launch found the world."""
+        """The entry of its first launch."""
         self._forecasts: tuple[OptimizerForecast, ...] = ()
-        """What was last said of optimizers."""
+        """The forecasts that were last held against the budget."""
         self.variants = [first]
-        """The newest run last."""
+        """Its compiled plans; the one that ran last comes last."""
         self.made = 1
-        """How many were compiled."""
+        """How many plans were compiled, those included that are not kept."""
         self.offers = list(first.offers)
+        """Plans that it could have, and that are not compiled."""
         self.dropped: Dropped = ()
         """The outputs that the caller drops before the backward, as the last launch has shown."""
         self._last: tuple[Launched, Dropped] | None = None  # the last launch, and what its plan took for dropped
         self._trusts = True  # whether a plan may count on what is dropped
-        self._tried: set[tuple[Sizes, Dropped]] = set()
-        self._in_vain: set[tuple[int, Sizes, Dropped]] = set()
+        self._tried: set[tuple[Sizes, Dropped]] = set()  # for which a plan without dropped outputs was asked for
+        self._in_vain: set[tuple[int, Sizes, Dropped]] = set()  # for which none that fits can be made, by level
 
     def launch(self, *args: Any) -> Any:
-        """Run the graph.  Raises BudgetError before it runs, where no plan keeps the budget."""
+        """Run the graph.
+
+        Raises BudgetError before it runs, where no plan keeps the budget, and RanksError where ranks that must run it
+        by one plan do not agree.
+        """
         if compat.fake_mode_of(()) is not None:  # DDPOptimizer asks what comes out, of a graph that it has compiled
             return self.variants[-1].call(*args)
         run = self.meter.run
@@ -118,7 +124,7 @@ class StepGraph:
     def _record(self, launch: Launched, variant: Variant) -> None:
         """Record the round that a launch begins, where it is not known, or its plan has not run in such a round.
 
-        Whoever ends a round alone has nothing to agree upon with others: what is between its launches is not asked for.
+        Of a graph that is a round by itself only the launches are recorded: what runs between them decides nothing.
         """
         run = self.meter.run
         circumstances = self.rounds.planned, run.generation
@@ -127,7 +133,7 @@ class StepGraph:
             variant.recorded.add(circumstances)
 
     def realised(self, offer: Offer, entry: Entry) -> Variant | None:
-        """The plan of an offer, compiled; None where it cannot be."""
+        """The plan of an offer, compiled and kept; None where it cannot be."""
         self.offers.remove(offer)
         made = self.maker.realise(offer, entry)
         if made is not None:
@@ -182,7 +188,10 @@ class StepGraph:
         return set(variant.dropped) <= set(self.dropped)
 
     def _made(self, entry: Entry, args: Any) -> Variant:
-        """A plan that is made for the launch; the lightest there is, where none can be made, which is tried once."""
+        """A plan that is made for the launch; where none can be made, the lightest there is, and it is not tried again.
+
+        Raises BudgetError.
+        """
         place = entry.lasting, entry.sizes, self.dropped
         made = None if place in self._in_vain else self.maker.make(entry, args, self.dropped)
         if made is None:
@@ -205,5 +214,5 @@ class StepGraph:
 
 
 def _least(variant: Variant) -> int:
-    """What it takes beside others like it."""
+    """A sort key: bytes that it reaches while OTHERS more launches like it are open."""
     return min(envelope.peak + OTHERS * envelope.held for envelope in variant.envelopes.values())

@@ -31,6 +31,7 @@ class Option:
 
     envelope: Envelope
     seconds: float
+    """Predicted time of a step of its graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Launch:
 
 
 def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...] | None:
-    """The place in its menu of each launch's plan; None where no choice stays within `room` bytes.
+    """The place in its menu of each launch's plan; None where no choice that stays within `room` bytes is found.
 
     plans: the most that one graph may use.
     """

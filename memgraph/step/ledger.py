@@ -25,8 +25,8 @@ from memgraph.step.launched import Launched
 from memgraph.step.recording import Moment
 from memgraph.step.telling import between, step_peaks
 
-ROUNDS = 8  # the last ones
-RECORDED = 4  # of those that were recorded, the last ones
+ROUNDS = 8  # that are kept: the last ones
+RECORDED = 4  # rounds before these that are kept: the last ones that were recorded
 
 Round = tuple[int, list[Launched]]
 """A round, counted from 1, and its launches."""
@@ -65,7 +65,7 @@ class Ledger:
         where = newest.device
         rounds = [(number, [x for x in launches if x.device == where]) for number, launches in everything]
         gone = newest.graph() is None
-        # What a model did that is gone is no part of the present one's steps.
+        # Rounds of a model that is gone are no part of the present one's steps.
         rounds = [(n, launches) for n, launches in rounds if launches and (launches[0].graph() is None) is gone]
         last = rounds[-1][1]
         return StepReport(
@@ -116,7 +116,7 @@ def _parts(launches: Sequence[Launched]) -> Iterator[Report]:
 
 
 def _grown(launch: Launched) -> list[tuple[str, int]]:
-    """What stands when a step begins, and did not when its first graph was first launched."""
+    """What stands when a step begins, and did not when its first graph was first launched: kinds and bytes."""
     graph = launch.graph()
     first = None if graph is None else graph.first
     names = ", ".join(sorted({forecast.name for forecast in launch.forecasts})) or "an optimizer"

@@ -19,7 +19,7 @@ from memgraph.step.variants import Entry
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Where a graph's arguments tell something about a launch."""
+    """Which of a graph's arguments tell something about a launch."""
 
     sizes: tuple[int, ...] = ()
     """Positions of symbolic sizes."""
@@ -72,7 +72,7 @@ class Situation:
 
 
 class Meter:
-    """Reads the world at the entry of a graph's launches.
+    """Reads what is allocated at the entry of a graph's launches, and what the run will still allocate.
 
     On CUDA the level is the caching allocator's counter. On the CPU there is none, and counting the tensors that Python
     can see takes as long as a pass of the garbage collector: it is counted once for each situation.
@@ -124,7 +124,7 @@ class Meter:
         """Bytes of the gradients of graphs that are launched later in the step.  own: of this graph.
 
         Backwards come in the order against that of the forwards: what is neither this graph's nor that of a launch
-        which is open already stands when its backward begins. What no graph trains counts as well.
+        which is open already stands when its backward begins. Parameters that no graph trains count as well.
         """
         if self.ends:
             return 0

@@ -135,9 +135,10 @@ def tightest(entries: list[list[Any]]) -> list[Any]:
 
 
 class SharedMeter(Meter):
-    """Reads the world of all ranks: the highest level of any, the largest sizes of any.
+    """Reads what is allocated on all ranks: the highest level of any, the largest sizes of any.
 
-    They agree on every launch, since each may be another one on some rank alone, and nobody else knows.
+    They agree on every launch: that a launch differs from the one before it may be so on one rank alone, which no other
+    one knows. `entry` and `exact` raise RanksError, as `Ranks.agree` does.
     """
 
     def __init__(self, meter: Meter, ranks: Ranks) -> None:

@@ -23,7 +23,7 @@ class _Output:
     position: int
     storage: compat.StorageReference
     holders: int
-    """When the forward returned: the outputs in this storage, and what the backward saved."""
+    """How many held the storage when the forward returned: the outputs in it, and what the backward saved."""
     outputs: int
     """How many outputs lie in this storage."""
 

@@ -20,14 +20,14 @@ from memgraph.step.variants import Entry, Envelope, Offer, Sizes, Variant
 PLANS = 3
 # Times that plans are compiled and the choice made anew, since the generated code takes more or less than the sweep.
 TRIES = 3
-# Bytes below any level: of a backward that does not run.
+# So many bytes below zero is below any level: that of a backward that does not run.
 NOTHING = 1 << 50
 # Rounds that are remembered: with gradients and without, of training and of a second loss.
 KEPT = 8
 # Added to the smallest budget that an error names: levels of another run may be a little higher.
 MARGIN = 128 * 1024
-# A round is planned for levels that are this share of the room higher than they were, where that can be: a few bytes
-# more are no other round.
+# A round is planned for levels that are higher than they were by this share of the room, where that can be: the plans
+# then stay valid when a level grows by a few bytes.
 SLACK = 1 / 256
 
 _logger = logging.getLogger(__name__)
@@ -84,7 +84,10 @@ class Rounds:
         return not self._present and (id(graph), launch.entry.sizes) not in self._learned
 
     def chosen(self, graph: PlannedGraph, launch: Launched) -> Variant | None:
-        """The plan that was chosen for a launch; None where the round is not known, or goes another way now."""
+        """The plan that was chosen for a launch; None where the round is not known, or goes another way now.
+
+        Raises BudgetError where the round is known and no choice of plans keeps the room.
+        """
         number = len(self.run.round) - 1
         if number == 0:
             self._learn()
@@ -136,7 +139,7 @@ class Rounds:
         return chosen
 
     def _learn(self) -> None:
-        """Remember the round that has ended, if all of it was recorded; forget one of which it was another way."""
+        """Remember the round that has ended, if all of it was recorded; forget a known one if other graphs ran now."""
         last = self.run.last
         if not last:
             return
@@ -155,6 +158,10 @@ class Rounds:
     def _choose(
         self, known: Known, graphs: list[PlannedGraph], first: Launched, asked: PlannedGraph
     ) -> tuple[Chosen, ...]:
+        """Choose plans, compile those that are offers, and choose anew with what their code takes.
+
+        () where what runs outside of the graphs passes the room by itself.  Raises BudgetError.
+        """
         room = asked.room
         for attempt in range(TRIES + 1):
             menus = {id(graph): _menu(graph, known, offers=attempt < TRIES) for graph in graphs}
@@ -216,7 +223,10 @@ Menu = list[tuple[Option, "Variant | Offer"]]
 
 
 def _menu(graph: PlannedGraph, known: Known, *, offers: bool) -> Menu:
-    """The plans of a graph, compiled ones first.  offers: also those that are not compiled."""
+    """The plans of a graph, compiled ones first, with what they take with the sizes of its first launch of the round.
+
+    offers: also those that are not compiled.
+    """
     sizes = next(launch.entry.sizes for launch, _ in known if launch.graph() is graph)
     found: Menu = []
     for variant in graph.variants:

@@ -82,7 +82,10 @@ class Run:
         self.stop_recording()
 
     def record(self, device: torch.device, *, within: bool = False) -> bool:
-        """Record the round that has just begun, if that can be.  within: its launches, and not what is between them."""
+        """Record the round that has just begun; returns whether that can be.
+
+        within: only its launches, and not what is between them.
+        """
         self._recorder = recorder(device, self.round[0].entry.level, within=within)
         return self._recorder is not None
 
@@ -103,7 +106,7 @@ class Run:
                 telling.measured(launch, self.say_once)
 
     def say_once(self, what: Hashable, text: str) -> None:
-        """Warn of something, unless that was done."""
+        """Warn with a text, once for each `what`."""
         with self._lock:
             if what in self._said:
                 return
@@ -111,7 +114,7 @@ class Run:
         warnings.warn(text, PlanWarning, stacklevel=2)
 
     def launched(self, launch: Launched, outputs: Any) -> None:
-        """A forward has returned: it is open until its backward has run, or nothing can run it any more."""
+        """A forward has returned: the launch is open until its backward has run, or nothing can run that any more."""
         self.mark(launch, Moment.RETURN)
         if self._recorder is not None:
             launch.watch(outputs)
@@ -136,7 +139,7 @@ class Run:
         node.register_hook(ends)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer has stepped: what it allocates is no part of a round. A rehearsal's twin does not count."""
+        """An optimizer has stepped: what it allocates is no part of a round. A step on fake tensors does not count."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if parameters and compat.is_fake(parameters[0]):
             return

@@ -12,7 +12,7 @@ from memgraph.step.launched import Launched
 from memgraph.step.recording import Mark, Moment
 
 Say = Callable[[Hashable, str], None]
-"""Warns of something, by what it is and a text, unless that was done."""
+"""Warns with a text, once for each key."""
 
 
 def measured(launch: Launched, say: Say) -> None:

@@ -48,7 +48,7 @@ class Envelope:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The world as a launch finds it."""
+    """What a launch finds allocated, and what will be allocated after it."""
 
     level: int
     """Bytes allocated on the device when the forward begins."""
@@ -101,9 +101,9 @@ class Offer:
     seconds: float
     """Predicted time of a step."""
     peak: int
-    """By this and the next the planner finds it again: the peak that it sweeps."""
+    """Bytes that it reaches by the sweep. The planner finds the candidate again by this and `carried`."""
     carried: int
-    """Bytes that the forward leaves, as the planner sweeps them."""
+    """Bytes that the forward leaves allocated, by the sweep."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,11 +123,11 @@ class Variant:
     dropped: Dropped = ()
     """The outputs that the plan does not hold until the backward."""
     plain: bool = False
-    """It is about as fast as Inductor's own partition."""
+    """Whether it is about as fast as Inductor's own partition."""
     report: Report | None = None
     """What the process's log says of it; None where nothing does."""
     recorded: set[Hashable] = dataclasses.field(default_factory=set)
-    """The circumstances in which a launch of it was recorded."""
+    """When launches of it were recorded: whether the round's plans were chosen together, and `Run.generation`."""
     name: str = ""
     """A hash of what its plan decides."""
 
