@@ -7,7 +7,9 @@
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
 `left` is [m, k], `right` [k, n] and `sum` [m, n]; `length` is the size of `dim` in `whole`, and `start` is where in it
-the shard begins. In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first
+the shard begins.
+
+In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first
 argument: the tile pass makes chains of them, and nothing else reads that argument.
 """
 
