@@ -58,7 +58,7 @@ class CachingAllocator:
         """Bytes of each segment, in the order in which they were taken from the device."""
 
     def place(self, name: Hashable) -> tuple[int, int, int]:
-        """Where a live tensor lies: the number of its segment, the start of its block in that, and the block's bytes."""
+        """Where a live tensor lies: the number of its segment, the start of its block in it, and the block's bytes."""
         block, _ = self._live[name]
         return block.segment, block.start, block.size
 
