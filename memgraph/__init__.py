@@ -11,7 +11,7 @@ The rooms, each of which uses only those below it (docs/architecture.md has the 
     verify       a rewritten graph held against the one before it
     passes       the decisions realised          (passes/ at the top of the repository)
     lower        Inductor in the plan's order; its wrapper read back
-    reporting    what was planned: values, text, picture, trace
+    reporting    what was planned and measured: values, text, picture, page, trace
     planner      numbers in, decisions out
     facts        the joint graph as numbers
     simulator    a CUDA device that is not there

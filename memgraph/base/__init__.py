@@ -1,1 +1,1 @@
-"""Floor 1: errors, sizes, the cache folder, torch's private names."""
+"""Errors, sizes, the cache folder, torch's private names."""

@@ -21,7 +21,7 @@ class OptionsError(MemgraphError, ValueError):
 
 
 class PlanWarning(UserWarning):
-    """A graph runs as Inductor has it, since it could not be planned: what the options ask for is not promised."""
+    """What the options ask for is not promised: a graph could not be planned, say, and runs as Inductor has it."""
 
 
 class GraphError(MemgraphError, ValueError):
@@ -29,7 +29,7 @@ class GraphError(MemgraphError, ValueError):
 
 
 class PlanError(MemgraphError, ValueError):
-    """A plan that was kept cannot be used: its file is none, or it is the plan of another graph than the one at hand.
+    """A given plan cannot be used: its file has no plan, or it is the plan of another graph than the one at hand.
 
     Its message names the first difference.
     """
@@ -101,7 +101,7 @@ class FullTier:
         room: bytes that it has for this graph.
         need: bytes that all values that may go there take.
         path: the scratch folder, `""` for the host tier.
-        why: what its room is, to read.
+        why: what bounds its room, as text.
     """
 
     tier: str
@@ -118,24 +118,24 @@ class FullTier:
 
 
 class BudgetError(MemgraphError, RuntimeError):
-    """The budget cannot be reached; raised before the first step runs.
+    """The budget cannot be reached; raised before the launch that would pass it, mostly the first.
 
     Attributes:
         minimum: the smallest budget that can be reached, in bytes, baseline and reserve included.
-        binding: what is live at its peak, largest first.
+        binding: the tensors that are live at the peak of the smallest plan, largest first.
         budget: the budget that was asked for, in bytes, where it is known.
         refusals: what was asked for and not done, as (what, reason).
-        unused: the options by which less memory might do, and which are off.
+        unused: the options that are off and might lower the minimum.
         baseline: bytes of the minimum that are allocated when the step starts, where they are known.
         states: bytes of the baseline that are state of optimizers.
         others: bytes of the baseline that other graphs of the step hold until their backward.
         to_come: bytes of the minimum that the run allocates later and keeps, such as the state of an optimizer.
-        grown: what stands when the step starts and did not when it was planned, as (what, bytes).
+        grown: what is allocated when the step starts and was not when it was planned, as (what, bytes).
         reserve: bytes of the minimum that are held back by the options.
         full: tiers that lack the room for values that would have gone there.
-        estimated: nothing was compiled, so that the minimum of the compiled step may be a little higher.
-        unfinished: other graphs of the same step are to come, which may need more than the minimum.
-        given: the plan was given, and not made for this budget: the minimum is what it needs, another may need less.
+        estimated: whether nothing was compiled, so that the minimum of the compiled step may be a little higher.
+        unfinished: whether other graphs of the same step are to come, which may need more than the minimum.
+        given: whether the plan was given, not made for this budget: another plan may need less than the minimum.
     """
 
     def __init__(
@@ -251,5 +251,5 @@ class VerifyError(MemgraphError, AssertionError):
 
 
 def _exact(size: int) -> str:
-    """A size to read and, in brackets, the bytes: a budget set to the rounded text might fall short of it."""
+    """A size, rounded, and in brackets its bytes: a budget set to the rounded size might be too small."""
     return f"{format_size(size)} ({size} bytes)"

@@ -1,1 +1,1 @@
-"""Floor 3: the figures of this device and this disk, and what is allocated on it."""
+"""The figures of this device and this disk, and what is allocated on the device."""

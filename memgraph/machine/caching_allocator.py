@@ -20,11 +20,11 @@ KIB, MIB = 1024, 1024**2
 EXPAND = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 BLOCK = 512  # sizes are rounded up to it
 SMALL = MIB  # the largest tensor of a small segment, and the most that is left uncut of a large block
-# Of a step's peak: what its tensors may count as beyond `in_blocks`, since the cache holds blocks that others have
-# left, whose sizes are not known. Seen: 0.01 % (docs/decisions/0013-simulator.md).
+# The share of a step's peak by which its tensors may count as more than `in_blocks` says: the cache also holds blocks
+# that others have left, whose sizes are not known. Seen: 0.01 % (docs/decisions/0013-simulator.md).
 OTHERS_BLOCKS = 1 / 2048
 _OWN_SEGMENT = 10 * MIB
-_STEPS = 4  # most settle in the second
+_STEPS = 4  # repetitions at most; most steps allocate the same blocks from the second on
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,12 +58,12 @@ class CachingAllocator:
         """Bytes of each segment, in the order in which they were taken from the device."""
 
     def place(self, name: Hashable) -> tuple[int, int, int]:
-        """Where a tensor that lives lies: the number of its segment, the block's begin in it, and the block's bytes."""
+        """Where a live tensor lies: the number of its segment, the start of its block in it, and the block's bytes."""
         block, _ = self._live[name]
         return block.segment, block.start, block.size
 
     def allocate(self, name: Hashable, size: int) -> int:
-        """The bytes that a tensor counts as.  name: of no tensor that lives."""
+        """Allocate `size` bytes for a tensor; returns the bytes that it counts as.  name: of no live tensor."""
         size = max(BLOCK, round_up(size, BLOCK))
         small = size <= SMALL
         block = self._taken(size, small) or self._segment(size)
@@ -79,7 +79,7 @@ class CachingAllocator:
         return block.size
 
     def free(self, name: Hashable) -> int:
-        """The bytes that it counted as."""
+        """Free a tensor; returns the bytes that it counted as."""
         block, small = self._live.pop(name)
         size = block.size
         self.allocated -= size
@@ -98,7 +98,7 @@ class CachingAllocator:
         return size
 
     def _taken(self, size: int, small: bool) -> _Block | None:
-        """The smallest free block that is large enough."""
+        """The smallest free block that is large enough, no longer free; None where there is none."""
         free = self._free[small]
         place = bisect.bisect_left(free, (size, -1, -1), key=lambda entry: entry[0])
         if place == len(free):
@@ -123,13 +123,13 @@ class CachingAllocator:
 
 
 def in_blocks(changes: Sequence[tuple[Hashable, int]]) -> list[int]:
-    """The allocations and frees of a step in whole blocks: of the step that peaks highest, where it is repeated.
+    """The changes of a step as bytes of whole blocks, in that repetition of the step that peaks highest.
 
-    The first begins with an empty cache, each other one with the blocks that the one before has left, which may be a
-    little larger than what is asked for. What a step leaves allocated is freed at its end.
+    The first repetition begins with an empty cache, each other one with the blocks that the one before has left, which
+    may be a little larger than what is asked for. What a step leaves allocated is freed at its end.
 
-    changes: the name of a tensor and its bytes, positive when it is allocated, negative when it is freed. What was
-    allocated before has no block here, and stays as it is.
+    changes: the name of a tensor and its bytes, positive when it is allocated, negative when it is freed. The free of
+    what was allocated before the step keeps its bytes, as no block of it is known here.
     """
     allocator, steps = CachingAllocator(), list[list[int]]()
     while len(steps) < _STEPS and (len(steps) < 2 or steps[-1] != steps[-2]):

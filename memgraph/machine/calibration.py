@@ -17,10 +17,10 @@ from memgraph.runtime.value import OffloadedValue
 
 
 def calibrate_device(device: Device) -> Hardware:
-    """Measure the figures of `device`, in a few seconds. Other work on it meanwhile lowers them.
+    """Measure the figures of `device`, in a few seconds. Other work on it meanwhile makes them worse.
 
-    Raises ValueError for a device that is neither CUDA nor the CPU, and what torch raises where it is
-    missing.
+    Raises ValueError for a device that is neither CUDA nor the CPU, OffloadError where the host pool is refused, and
+    what torch raises where the device is missing.
     """
     device = known_kind(device)
     cuda = device.type == "cuda"
@@ -84,7 +84,7 @@ def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> t
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of square products, grown until one outweighs its launch or is as large as they get."""
+    """FLOP/s of a square product, of growing size until one takes 20 ms or has the largest size."""
     largest = 8192 if device.type == "cuda" else 1024
     size = 128
     while True:

@@ -22,13 +22,13 @@ class Disk:
     """The figures of the disk under a scratch folder."""
 
     write: float
-    """Bytes/s out, of values on a GPU through page-locked memory."""
+    """Bytes/s from the device to the disk; from a GPU staged in page-locked memory."""
 
     read: float
-    """Bytes/s back."""
+    """Bytes/s back, the same way."""
 
     direct: bool = True
-    """Whether the page cache is passed by."""
+    """Whether reads and writes bypass the page cache."""
 
     measured: bool = True
     """False for built-in figures."""
@@ -85,7 +85,7 @@ class Disk:
 
 
 def speed(rates: tuple[float, float]) -> str:
-    """Both rates, to read."""
+    """Rates of writing and reading as text."""
     return f"{rates[0] / 1e9:.2f} GB/s out, {rates[1] / 1e9:.2f} back"
 
 

@@ -26,7 +26,7 @@ _SECONDS = 1.0  # to measure a direction for, about
 def calibrate_disk(folder: str | Path, device: torch.device | str = "cpu", gds: Opener | None = None) -> Disk:
     """Measure writing and reading in `folder` from and to `device`, in a few seconds; needs 256 MiB there.
 
-    Values of a GPU go both ways, staged and by GPUDirect where that can be had. `gds`: what opens files for it.
+    Values of a GPU are measured staged, and by GPUDirect where that works. `gds`: what opens files for GPUDirect.
     Raises OffloadError where the folder cannot be used. Other work on the disk meanwhile lowers the figures.
     """
     device = exact(device)
@@ -77,6 +77,7 @@ def _rates(tier: NvmeTier, settings: Settings) -> tuple[float, float]:
 
 
 def _rate(move: Callable[[], None], device: torch.device) -> float:
+    """Bytes/s of `move`, which moves all values once: the median of up to five calls, in about `_SECONDS`."""
     seconds: list[float] = []
     while sum(seconds) < _SECONDS and len(seconds) < 5:
         start = time.perf_counter()

@@ -158,7 +158,7 @@ def named(name: str) -> Hardware:
     )
 
 
-# What a device keeps of its nominal memory for itself, at the most: an H100 of 80 GB shows 79.1 GiB.
+# GiB that a device keeps of its nominal memory for itself, at most: an H100 of 80 GB shows 79.1 GiB.
 _KEPT = 2
 
 
@@ -175,12 +175,12 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _holds(words: tuple[str, ...], some: tuple[str, ...]) -> bool:
-    """Whether `some` stand in `words`, one behind the other."""
+    """Whether `some` stand in `words`, in a row."""
     return any(words[n : n + len(some)] == some for n in range(len(words) - len(some) + 1))
 
 
 def load(device: Device) -> Hardware:
-    """Return the figures of `device`: those kept by `save` for it and this torch, else the built-in ones.
+    """Return the figures of `device`: those that `save` kept for it and this version of torch, else the built-in ones.
 
     Measures nothing, and needs no device: without one, "cuda" gives the generic CUDA device. Where the device
     is here, the built-in figures bear its name and capacity. Raises ValueError for a kind without figures.
@@ -218,6 +218,7 @@ def device_name(device: Device) -> str:
 
 
 def capacity_of(device: torch.device) -> int:
+    """Return the bytes of memory of a CUDA device; for the CPU, of the machine or its container (cgroup v2)."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -233,6 +234,7 @@ def _file(name: str) -> Path:
 
 
 def known_kind(device: Device) -> torch.device:
+    """Return `device` as a torch.device. Raises ValueError for a kind other than CUDA and the CPU."""
     device = torch.device(device)
     if device.type not in _GENERIC:
         raise ValueError(f"there are no figures for {device}; allowed: {', '.join(_GENERIC)}")

@@ -6,7 +6,7 @@ import os
 
 
 def free_memory() -> int:
-    """Bytes of memory that the machine could still give out."""
+    """Bytes of memory that the machine could still give out (Linux: MemAvailable). No limit of a container counts."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

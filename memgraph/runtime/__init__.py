@@ -1,4 +1,4 @@
-"""Floor 2: the operators that a compiled graph calls, for copies to host memory or disk and back, and for shards.
+"""The operators that a compiled graph calls, for copies to host memory or disk and back, and for shards.
 
 Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, and those of `tile_ops`.
 """

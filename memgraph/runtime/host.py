@@ -48,7 +48,10 @@ def own_memory() -> frozenset[int]:
 
 
 class Segment:
-    """One range of memory; `tensor` has all of its bytes. Raises OffloadError where the system refuses it."""
+    """One range of memory, page-locked where `device` is CUDA. Raises OffloadError where the system refuses it.
+
+    `tensor` (uint8) and `view` have all of its bytes.
+    """
 
     def __init__(self, size: int, device: torch.device, memory: Memory, what: str = "host memory"):
         self.size, self._memory = size, memory
@@ -122,7 +125,7 @@ class HostPool:
             self._trim()
 
     def settle(self) -> None:
-        """Account for reservations that ended and for slots that came back."""
+        """Account for reservations that ended and for slots that came back; after the first, return free memory."""
         with self._lock:
             if self.reservations.settle():
                 self._trim()
@@ -135,6 +138,7 @@ class HostPool:
             return self.reservations.holders()
 
     def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> PendingCopy:
+        """A copy of `tensor` to a slot of the pool, not yet begun. Raises OffloadError where there is no room."""
         layout = Layout.of(tensor)
         try:
             slot = self._take(layout.nbytes, settings.cap)
@@ -148,7 +152,8 @@ class HostPool:
         return layout.empty()
 
     def reload(self, value: OffloadedValue, tensor: torch.Tensor) -> PendingCopy:
-        if self._process != os.getpid():  # which may have given the bytes to another value by now
+        """A copy of a value back to `tensor`, not yet begun. Raises OffloadError in a forked child."""
+        if self._process != os.getpid():  # the parent may have given the bytes to another value by now
             raise value.error("it was offloaded by another process, which has forked this one: values stay there")
         return _Back(value, tensor, self)
 
@@ -171,7 +176,10 @@ class HostPool:
         return slot
 
     def _grow(self, size: int, cap: int | None, take: int = 0) -> Slot | None:
-        """Add `size` bytes of memory to the pool. With `take`, return a slot of so many of them."""
+        """Add a segment of `size` bytes to the pool. With `take`, return a slot of so many of them.
+
+        Raises OffloadError beyond `cap`, and where the system refuses the memory.
+        """
         if cap is not None and self.slots.total + size > cap:
             held = listed(self.reservations.holders())
             raise OffloadError(

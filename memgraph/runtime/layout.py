@@ -35,7 +35,10 @@ class Layout:
         return span(self.size, self.stride) * self.dtype.itemsize
 
     def holds(self, other: Layout) -> bool:
-        """Whether bytes in this layout are the same tensor in the other; strides of single elements do not count."""
+        """Whether the same bytes are the same tensor in both layouts.
+
+        Strides of dimensions of size 1 do not count, nor do devices.
+        """
         return (
             (self.size, self.dtype) == (other.size, other.dtype)
             and self.nbytes == other.nbytes

@@ -41,12 +41,15 @@ def advise_huge(memory: torch.Tensor) -> None:
 
 
 def room(size: int, device: torch.device) -> int:
-    """Bytes of the file that a value of `size` bytes takes: always the same, wherever in a page the value begins."""
+    """Bytes of the file that a value of `size` bytes takes, wherever in a page of the CPU's memory it begins."""
     return pages(size + PAGE) if device.type == "cpu" and size else pages(size)
 
 
 def destination(size: int, device: torch.device) -> int:
-    """Bytes that a value of `size` bytes is given on the device when it comes back: whole pages of the CPU's memory."""
+    """Bytes allocated on the device for a value of `size` bytes that comes back.
+
+    On the CPU whole pages are read to memory, and one page more lets them begin at a page.
+    """
     return room(size, device) + PAGE if device.type == "cpu" and size else size
 
 
@@ -54,6 +57,7 @@ class NvmeTier(ScratchFile):
     """The scratch file as a place for the values of one device."""
 
     def offload(self, name: str, tensor: torch.Tensor, settings: Settings) -> PendingCopy:
+        """A copy of `tensor` to a slot of the file, not yet begun. Raises OffloadError where there is no room."""
         layout = Layout.of(tensor)
         try:
             slot = self.take(room(layout.nbytes, tensor.device), settings.limit, settings.margin)
@@ -79,7 +83,7 @@ class NvmeTier(ScratchFile):
         return (_DirectOut if gpudirect else _InPlaceOut if in_place else _Out)(value, tensor, self)
 
     def empty(self, value: OffloadedValue, layout: Layout) -> torch.Tensor:
-        """Where a value comes back to: on the CPU as far into a page as it was when it left."""
+        """An uninitialised tensor for a value that comes back; on the CPU as far into a page as it was when it left."""
         if layout.device.type != "cpu" or not layout.nbytes:
             return layout.empty()
         memory = torch.empty(destination(layout.nbytes, layout.device), dtype=torch.uint8)
@@ -90,12 +94,13 @@ class NvmeTier(ScratchFile):
         return torch.empty(0, dtype=layout.dtype).set_(storage, 0, layout.size, layout.stride)
 
     def reload(self, value: OffloadedValue, tensor: torch.Tensor) -> PendingCopy:
+        """A copy of a value back to `tensor`, which `empty` has made, not yet begun."""
         in_place = tensor.device.type == "cpu"
         return (_DirectBack if value.gpudirect else _InPlaceBack if in_place else _Back)(value, tensor, self)
 
 
 class _Blocks(PendingCopy):
-    """A value cut into blocks. `handed` opens when the device's memory has been read, or written, in all of them."""
+    """A value cut into blocks. `handed` opens when each of them has been moved, or its copy is in `events`."""
 
     def __init__(self, value: OffloadedValue, tensor: torch.Tensor, file: ScratchFile):
         super().__init__(value, tensor)
@@ -130,7 +135,7 @@ class _Blocks(PendingCopy):
                 self.move(block, start, min(start + self.file.block, self.size))
         except OSError as error:
             self.value.fail(error.strerror or str(error), error)
-        except BaseException as error:  # the thread must not die of it, nor anyone take the value for good
+        except BaseException as error:  # the thread must not die of it, and nobody may take the value for intact
             self.value.fail(f"{type(error).__name__}: {error}", error)
         finally:
             self.done(block)
@@ -152,7 +157,7 @@ class _Blocks(PendingCopy):
         return event
 
     def pages_of(self, start: int, end: int) -> memoryview:
-        """The pages of memory that a block of the value lies in; at its ends, neighbours' bytes are among them."""
+        """The pages of memory that a block of the value lies in; the first and the last may hold others' bytes too."""
         memory = ctypes.c_char * pages(end - start)
         return memoryview(memory.from_address(self.memory.data_ptr() - self.value.shift + start)).cast("B")
 
@@ -199,7 +204,7 @@ class _InPlaceBack(_BackBlocks):
 class _Out(_OutBlocks):
     def move(self, block: int, start: int, end: int) -> None:
         with self.file.staging() as buffer:
-            streams.join(self.copy(buffer.tensor[: end - start], self.memory[start:end]))  # on a thread of ours
+            streams.join(self.copy(buffer.tensor[: end - start], self.memory[start:end]))  # a thread of the file waits
             self.handed.down(block)
             self.value.note(block, buffer.view[: end - start])
             self.file.store(buffer.view[: pages(end - start)], self.value.slot.start + start)
@@ -218,7 +223,7 @@ def _whole(start: int, end: int) -> int:
     return end - (end - start) % PAGE
 
 
-# A block that GPUDirect moves keeps its memory by itself: this object refers to it until the call has returned.
+# GPUDirect follows no stream, so no stream protects the memory: this object refers to it until the call has returned.
 class _DirectOut(_Out):
     def move(self, block: int, start: int, end: int) -> None:
         middle = _whole(start, end)

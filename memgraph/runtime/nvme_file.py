@@ -22,7 +22,7 @@ from memgraph.runtime.slots import PAGE, Slot, Slots, pages
 from memgraph.runtime.space import Calls
 from memgraph.runtime.staging import Buffer, Ring
 
-# Of raw direct I/O alone, 1 to 4 threads and 1 to 16 MiB, on two cores and a virtual disk: among the fastest.
+# Among the fastest of 1 to 4 threads and blocks of 1 to 16 MiB (raw direct I/O alone, two cores, a virtual disk).
 THREADS = 3
 BLOCK = 4 << 20
 _RETRIES = 8  # of a call that moved less than a page
@@ -31,14 +31,14 @@ _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 
 
 class ScratchFile:
-    """The scratch file of one device in one folder. It is there from the first reservation or value to `release`.
+    """The scratch file of one device in one folder. It exists while a reservation or a value needs it.
 
     Attributes:
         file: its descriptor, -1 while there is none.
-        direct: whether the page cache is passed by; None without a file.
-        note: why it is not, "" where it is.
+        direct: whether reads and writes bypass the page cache; None before the first file.
+        note: why they do not, "" where they do.
         gpudirect: the file, registered for GPUDirect; None where it is not.
-        refusal: why it could not be, "" where nobody asked.
+        refusal: why it could not be registered, "" where it was, or nobody asked.
         written, read: bytes moved so far.
     """
 
@@ -72,10 +72,10 @@ class ScratchFile:
     # -- space
 
     def reserve(self, size: int, limit: int | None = None, margin: float | None = None, owner: str = "") -> int:
-        """Have `size` bytes more than all earlier reservations on the disk; return the number that `release` takes.
+        """Reserve `size` bytes of the disk beside all earlier reservations; return the number that `release` takes.
 
         limit: the most bytes of the file.  margin: what stays free on the disk (space.Space).  owner: for messages.
-        Raises OffloadError where there is no room; the disk is as it was then.
+        Raises OffloadError where there is no room; nothing is taken of the disk then.
         """
         with self._opened():
             self.reservations.settle()
@@ -85,7 +85,7 @@ class ScratchFile:
             return self.reservations.add(owner, pages(size))
 
     def release(self, number: int) -> None:
-        """Give a reservation back; with the last one, and no value in the file, the file goes and its threads."""
+        """End a reservation. Where it was the last and no value is in the file, close the file and end its threads."""
         self.reservations.leave(number)
         self.trim()
 
@@ -95,7 +95,7 @@ class ScratchFile:
             self._close_if_idle()
 
     def settle(self) -> None:
-        """Take note of all reservations that ended, and slots that came back."""
+        """Account for reservations that ended and for slots that came back; after the first, close an idle file."""
         with self._lock:
             if self.reservations.settle():
                 self._close_if_idle()
@@ -118,7 +118,7 @@ class ScratchFile:
         return slot
 
     def _grow(self, size: int, limit: int | None, margin: float | None, take: int = 0) -> Slot | None:
-        """Make the file `size` bytes longer; a slot of `take` of them, where that is asked for."""
+        """Make the file `size` bytes longer. With `take`, return a slot of so many of them. Raises OffloadError."""
         total = self.slots.total
         if limit is not None and total + size > limit:
             held = listed(self.reservations.holders())
@@ -146,7 +146,7 @@ class ScratchFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
-        """The lock, and an open file; after an error one that nobody needs is closed again."""
+        """Within it the lock is held and the file is open. After an error, a file that nobody needs is closed."""
         with self._lock:
             self._open()
             try:
@@ -205,7 +205,7 @@ class ScratchFile:
             if self.gpudirect is None and not self.refusal:
                 try:
                     self.gpudirect = self._registered()
-                except Exception as error:  # whatever it is, the bytes can go the other way
+                except Exception as error:  # whatever it is, values can be staged
                     self.refusal = gpudirect.why(error)
             return self.gpudirect is not None
 
@@ -224,7 +224,10 @@ class ScratchFile:
             self.calls.close(file)
 
     def disown(self) -> None:
-        """In a forked child: let the parent's file go. Takes no lock, as nobody is left to give it back."""
+        """In a forked child: close this process's copy of the descriptor.
+
+        Takes no lock: the thread that may have held it does not exist here.
+        """
         file, self.file = self.file, -1
         if file >= 0:
             with contextlib.suppress(OSError):

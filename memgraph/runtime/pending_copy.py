@@ -45,7 +45,7 @@ class PendingCopy:
         self.on_device = None  # the device's memory is free from here, though blocks may still be on their way
 
     def cancel(self) -> None:
-        """Give up: the ticket was dropped. Nothing after `finish`."""
+        """Give up the copy, whose ticket was dropped. After `finish` it does nothing."""
         if self.on_device is not None:
             self.cancelled = True
             self.abandon()

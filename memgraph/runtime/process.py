@@ -56,7 +56,7 @@ class Statistics:
     """From the disk since the process began."""
 
     direct: bool | None
-    """Whether the page cache is passed by; None without a scratch file."""
+    """Whether all scratch files bypass the page cache; None where there was no scratch file."""
 
     gpudirect: tuple[str, ...]
     """The folders whose scratch file is registered for GPUDirect."""
@@ -100,8 +100,8 @@ def prepare(
 ) -> Reservation:
     """Reserve room for the values of one compiled graph on `device`, before its first step.
 
-    `options` as in `offload_start`; the bytes are sums of `room`. Those of several graphs add up. `owner`: what the
-    graph is called where others find no room. Raises OffloadError where there is no room, or it lies beyond `cap` or
+    `options` as in `offload_start`; the bytes are sums of `room`. Those of several graphs add up. `owner`: the graph's
+    name, for messages about a full tier. Raises OffloadError where there is no room, or it lies beyond `cap` or
     `limit`; nothing stays reserved then.
     """
     settings, device = Settings.parse(options), exact(device)
@@ -224,7 +224,7 @@ def scratch_file(
 
 
 def _in_a_child() -> None:
-    """Start anew in a forked child: the parent's threads do not exist there, and its memory is not shared.
+    """Start anew in a forked child: the parent's threads do not exist there, and its slots are not the child's to give.
 
     The child's copies of the descriptors are closed: they would keep the parent's files on the disk.
     """

@@ -155,6 +155,7 @@ class History:
             room -= other.value.layout.nbytes
 
     def _before(self, launch: Launch | None) -> list[Record]:
+        """The records that nobody has asked for, of the newest launch before `launch` that has any; the last first."""
         with self._lock:
             if launch not in self._launches:
                 return []

@@ -2,7 +2,7 @@
 
 A reservation ends when a compiled graph is dropped. As with slots, that can happen anywhere: in a garbage collection
 while this thread holds the tier's lock, or on a thread that the tier would have to wait for. So the end is only
-appended to a list, which takes no lock. A thread of ours tidies the tier soon after, and so does the next holder of
+appended to a list, which takes no lock. A thread (`Tidier`) tidies the tier soon after, and so does the next holder of
 its lock.
 """
 
@@ -89,7 +89,7 @@ class Tidier:
             if self._process != os.getpid():
                 thread = threading.Thread(target=self._run, name="memgraph-tidy", daemon=True)
                 thread.start()
-                # The end of the interpreter unwinds a thread of Python's wherever it is; within C++ that is an abort.
+                # When the interpreter ends it unwinds Python's threads wherever they are; within C++ that is an abort.
                 atexit.register(self._stop, thread)
                 self._process = os.getpid()
 

@@ -11,7 +11,7 @@ from memgraph.base.errors import OptionsError
 
 @dataclass(frozen=True)
 class Settings:
-    """The `options` string of the operators, which is a JSON object. None sets no bound."""
+    """The `options` string of the operators: a JSON object with these fields. None for a bound: there is none."""
 
     folder: str = ""
     """Where the scratch file lies (tier nvme)."""
@@ -29,14 +29,14 @@ class Settings:
     """Keep a checksum of each value and compare it when the value comes back."""
 
     window: int = 0
-    """Bytes that may be loaded early for the graph that ran before this one; 0 is off."""
+    """Bytes that may be prefetched for the launch before this one, whose backward comes next; 0 is off."""
 
     graph: str = ""
-    """A name of the graph. Values of another graph, or a name that comes again, begin another launch."""
+    """A name of the graph. A value of another graph, or one whose name comes again, begins another launch."""
 
     gpudirect: bool = False
-    """Past the memory of the host (tier nvme), where the scratch file lets itself be registered for it and no checksum
-    needs the bytes there."""
+    """Copy between a GPU and the scratch file by GPUDirect (tier nvme), where cuFile takes the file and `verify` is
+    off: checksums need the bytes in host memory."""
 
     @classmethod
     @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Slots of whole pages in ranges of memory or of a file: best fit, and neighbours are merged.
+"""Slots of whole pages in ranges of memory or of a file: best fit, and free neighbours are merged.
 
 A slot goes back when its last reference dies, which can happen anywhere: in the middle of a garbage collection, on
 autograd's threads, under the allocator's own lock. So a dying slot is only appended to a list, and the next holder of

@@ -1,6 +1,6 @@
-"""Room on a disk: asked for before it is taken, never all that there is, and given back at once where it is refused.
+"""Reserve room on a disk: free room is counted first, a margin stays free, and a refused reservation is undone.
 
-`posix_fallocate` takes all the room that there is before it says no, and until that is given back every other program
+`posix_fallocate` takes all the room that there is before it fails, and until that is given back every other program
 fails for want of it. So the file system is asked first, and a margin of it stays free for others.
 
 Processes that use the same scratch folder take turns, and room is counted again after it was taken: where others took
@@ -22,7 +22,7 @@ from memgraph.base.sizes import format_size
 
 try:
     import fcntl
-except ImportError:  # a system without it has no turns
+except ImportError:  # without it, processes do not take turns
     fcntl = None  # type: ignore[assignment]
 
 # What stays free unless the options say otherwise: this share of the file system, but at most so many bytes.

@@ -18,7 +18,7 @@ class Buffer:
     """One buffer of the ring.
 
     Attributes:
-        tensor, view, address: its bytes, three times.
+        tensor, view, address: its bytes as a uint8 tensor and as a memoryview, and where they begin.
         event: the copy that still reads from it, None where there is none.
     """
 

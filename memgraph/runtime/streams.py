@@ -36,11 +36,14 @@ class Lane:
             return self.stream.record_event()
 
     def current(self) -> contextlib.AbstractContextManager[Any]:
-        """Where calls take the device and the stream of the thread, those of this lane."""
+        """Within it the current device and stream of this thread are the lane's; on the CPU nothing changes."""
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def protect(self, tensor: torch.Tensor) -> None:
-        """Keep the bytes of a tensor that nobody will wait for from being used again before this lane is done."""
+        """Keep the memory of a tensor from being reused before this lane has done its work so far.
+
+        For a copy that nobody will wait for.
+        """
         if self.stream is not None:
             tensor.record_stream(self.stream)
 
@@ -58,7 +61,7 @@ _lock = threading.Lock()
 
 
 def exact(device: torch.device | str) -> torch.device:
-    """The device with its index: "cuda" is another key than "cuda:0", and the same place."""
+    """The device with its index, for use as a key: "cuda" may be the same place as "cuda:0", and is not equal to it."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -91,7 +94,7 @@ def join(event: Event) -> None:
 
 
 def _in_a_child() -> None:
-    """After a fork another thread's lock is nobody's."""
+    """Make the lock anew in a forked child: the thread that may have held it does not exist there."""
     global _lock
     _lock = threading.Lock()
 

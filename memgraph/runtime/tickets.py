@@ -26,7 +26,10 @@ class _Handle(ctypes.c_int64 * 1):  # type: ignore[misc]  # an array type, made 
 
 
 def ticket(owned: Any) -> torch.Tensor:
-    """A tensor that owns an object: it goes when the last reference to the tensor's storage dies, on any thread."""
+    """A tensor (int64[1], CPU) that owns an object, which dies with the last reference to the tensor's storage.
+
+    That can happen on any thread.
+    """
     handle = _Handle(next(_ids))
     handle.content = owned
     _owned[handle[0]] = handle

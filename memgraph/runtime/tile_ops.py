@@ -6,6 +6,9 @@
     shard_add(sum, left, right) -> sum                  sum + left @ right
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
+`left` is [m, k], `right` [k, n] and `sum` [m, n]; `length` is the size of `dim` in `whole`, and `start` is where in it
+the shard begins.
+
 In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first
 argument: the tile pass makes chains of them, and nothing else reads that argument.
 """
@@ -16,13 +19,13 @@ from collections.abc import Sequence
 
 import torch
 
-# Bytes of the float32 copies of factors that the CPU multiplies in a shorter type.
+# The most bytes of a float32 copy of rows of a left factor, where the CPU multiplies a shorter type.
 BLOCK = 16 << 20
 _library = torch.library.Library("memgraph", "FRAGMENT")
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a sum over shards."""
+    """The dtype of a sum over shards: float32 for shorter floating-point types, any other as it is."""
     if not dtype.is_floating_point:
         return dtype
     return torch.promote_types(dtype, torch.float32)

@@ -28,7 +28,7 @@ _LIKE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
 
 
 def _refuse_capture(device: torch.device, name: str, tier: str) -> None:
-    """A graph would replay the copy into a slot that has long been given to another value."""
+    """Raise OffloadError while a CUDA graph is captured: its replay would copy to a slot that is another value's."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise OffloadError("a copy to another tier cannot be captured into a CUDA graph", value=name, tier=tier)
 

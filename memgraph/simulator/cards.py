@@ -17,7 +17,7 @@ class Card:
     """One kind of card."""
 
     name: str
-    """As the driver gives it. What is simulated says so in the name that torch sees, and in every cache's key."""
+    """As the driver gives it. torch sees it with " (simulated)" behind it, so that no cache takes it for the card."""
     capability: tuple[int, int]
     """Such as (9, 0)."""
     multiprocessors: int
@@ -36,7 +36,7 @@ class Card:
     """Bytes that the driver takes for a process, about."""
 
     def figures(self) -> str:
-        """As the simulated libraries read them from the environment."""
+        """All fields as text, `name=value;...`, which the simulated libraries read from the environment."""
         major, minor = self.capability
         fields = dataclasses.asdict(self) | {"name": f"{self.name} (simulated)", "major": major, "minor": minor}
         del fields["capability"]
@@ -66,10 +66,10 @@ CARDS = (
 
 
 def card(name: str, memory: int | str | None = None) -> Card:
-    """Return the card that bears all words of `name` in its own: "H100", "a100 40gb", "4090".
+    """Return the card whose name has all words of `name`: "H100", "a100 40gb", "4090"; of several the first in `CARDS`.
 
-    Of several the first of the list. memory: bytes, or a size like "10GiB", in place of the card's own.
-    Raises OptionsError for a name of no card.
+    memory: bytes, or a size like "10GiB", in place of the card's own.
+    Raises OptionsError for a name of no card, ValueError for a memory that is no size.
     """
     words = _words(name)
     found = next((known for known in CARDS if words and words <= _words(known.name)), None)

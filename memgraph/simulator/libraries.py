@@ -37,7 +37,7 @@ class Library:
     installed: bool = True
     """Whether it comes with torch, and its symbols bear its name as their version; others come with a driver."""
     header: str = ""
-    """Of one that is not installed: what names its functions. "": those that are written are enough."""
+    """Of a library that is not installed: the header that names its functions; "" where those in `sources` suffice."""
 
 
 RUNTIME = Library(f"libcudart.so.{CUDA}", ("card.cpp", "memory.cpp", "streams.cpp", "kernels.cpp"))
@@ -59,7 +59,10 @@ class Real:
     """Folders of headers; the first one has cuda.h."""
 
     def symbols(self, library: Library) -> list[str]:
-        """The functions that the real library has. The driver is not installed: its header says them."""
+        """The functions of the real library. Those of the driver, which is not installed, are read from its header.
+
+        Raises SimulatorError where readelf fails.
+        """
         if not library.installed:
             header = (self.includes[0] / library.header).read_text() if library.header else ""
             names = set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", header))
@@ -71,9 +74,9 @@ class Real:
 
 
 def folder() -> Path:
-    """Return the folder of the simulated libraries for this installation of torch, built where they do not stand yet.
+    """Return the folder of the simulated libraries for this installation of torch; builds them where there is none yet.
 
-    The first time that takes some ten seconds. Raises SimulatorError.
+    Building takes some ten seconds. Raises SimulatorError.
     """
     real = installed()
     made = cache_folder() / "simulator" / _key(real)

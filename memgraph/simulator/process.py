@@ -30,7 +30,7 @@ def environment(
 
     simulated: a card or words of its name. log: a file to which every operation on memory, streams and events is
     appended, one a line. base: the environment to start from, by default that of this process. Builds the libraries
-    where they do not stand yet. Raises SimulatorError where that cannot be, OptionsError for an unknown card.
+    the first time. Raises SimulatorError where that fails, OptionsError for an unknown card.
     """
     chosen = card(simulated) if isinstance(simulated, str) else simulated
     found = dict(os.environ if base is None else base)
@@ -58,7 +58,10 @@ def run(
     log: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess:
-    """Run this Python with `arguments` in such an environment, and wait for it.  options: of `subprocess.run`."""
+    """Run this Python with `arguments` on simulated cards, and wait for it.  options: of `subprocess.run`.
+
+    simulated, devices, log: as in `environment`, which raises the same.
+    """
     env = environment(simulated, devices=devices, log=log, base=options.pop("env", None))
     return subprocess.run([sys.executable, *arguments], env=env, **options)
 

@@ -27,7 +27,7 @@ class Captured:
 
 
 def captured(gm: Any, inputs: Any) -> Captured | None:
-    """The graph that Dynamo is compiling; None outside of Dynamo, or where an input is known by its data alone."""
+    """The graph that Dynamo is compiling; None outside of Dynamo, or where an input tensor has no fake one."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()

@@ -8,7 +8,7 @@ from typing import Any
 def compiled_node(outputs: Any) -> Any:
     """The autograd node that runs a compiled graph's backward, found from what its forward returned.
 
-    None where nothing of it is differentiated. An output that is a view of another has a node of its own before it.
+    None where nothing is differentiated. For an output that is a view, the node of the view comes first.
     """
     import torch
 

@@ -52,13 +52,12 @@ def wrapped() -> list[Any]:
 
 
 def bucket_bytes(module: Any, kind: str) -> int:
-    """Bytes, on devices of a kind ("cpu"), of the gradient buckets of a DistributedDataParallel that no tensor of
-    Python's shows.
+    """Bytes of DistributedDataParallel's gradient buckets, on one kind of device ("cpu"), that no Python tensor shows.
 
-    It has one flat copy of all gradients from the start. Where gradients are views of the buckets, those that stand
-    show theirs.
+    The buckets are one flat copy of all gradients, there from the start. With `gradient_as_bucket_view` the gradients
+    that exist are views of it, and Python sees their bytes.
     """
-    if not hasattr(module, "reducer"):  # its constructor has not come to its end
+    if not hasattr(module, "reducer"):  # its constructor has not ended
         return 0
     seen = module.gradient_as_bucket_view
     parameters = (p for p in module._module_parameters if p.requires_grad and p.device.type == kind)
@@ -66,10 +65,10 @@ def bucket_bytes(module: Any, kind: str) -> int:
 
 
 def collective_groups(gm: Any, inputs: Any) -> set[tuple[int, ...]]:
-    """The ranks of each process group that talks within a Dynamo graph; none where nothing does.
+    """The ranks of each process group that communicates within a Dynamo graph; groups of one rank are left out.
 
-    By collectives in the graph, or by distributed tensors among its inputs, whose collectives only autograd's graph
-    shows. Where a collective does not say its group, it is taken to be that of all ranks.
+    Found by collectives in the graph, and by distributed tensors among its inputs, whose collectives only autograd's
+    graph shows. A collective that does not name its group is taken to be one of all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -84,7 +83,7 @@ def collective_groups(gm: Any, inputs: Any) -> set[tuple[int, ...]]:
         for name in (value for value in (*node.args, *node.kwargs.values()) if isinstance(value, str)):
             try:
                 known.append(_ranks(_resolve_process_group(name)))
-            except Exception:  # a reduction's name: "sum"
+            except Exception:  # not a group but the name of a reduction: "sum"
                 continue
         found.update(known or [_ranks(dist.group.WORLD)])
     return {ranks for ranks in found if len(ranks) > 1}

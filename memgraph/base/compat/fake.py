@@ -8,7 +8,7 @@ from typing import Any
 
 
 def same_contents(left: Any, right: Any) -> bool:
-    """Whether two tensors of one shape are equal, nan too; fake ones have no contents to tell apart."""
+    """Whether two tensors of one shape are equal; nan equals nan, and fake ones, without contents, equal each other."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -42,7 +42,7 @@ def is_fake(tensor: Any) -> bool:
 
 @contextlib.contextmanager
 def propagating(mode: Any) -> Iterator[None]:
-    """Ops run on fake tensors of `mode`, and leave no guards and no new symbols behind."""
+    """Within it operators run on fake tensors of `mode`, without autograd, and leave no guards and no new symbols."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -56,7 +56,7 @@ def propagating(mode: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def really() -> Iterator[None]:
-    """Within it operators run, on real tensors, as they are written: whatever torch is tracing meanwhile."""
+    """Within it operators run on real tensors, outside of all modes and of autocast, even while torch traces."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -85,7 +85,10 @@ def plain_fakes() -> Any:
 
 
 def traces_cuda() -> bool:
-    """Whether autograd can trace for a CUDA device: a build with CUDA needs a real one (seen on 2.11)."""
+    """Whether autograd can trace a graph for a GPU: a build with CUDA needs a device for it (seen on 2.11).
+
+    A build without CUDA traces it as the CPU's.
+    """
     import torch
 
     return not torch.backends.cuda.is_built() or torch.cuda.is_available()
@@ -97,5 +100,5 @@ def storage_id(tensor: Any) -> int:
 
 
 def is_written_into(tensor: Any) -> bool:
-    """Whether an operator has written into a tensor, or into a view of it, since it was made; of fake ones too."""
+    """Whether an operator has written into a tensor, or into a view of it, since it was made; for fake ones too."""
     return tensor._version > 0

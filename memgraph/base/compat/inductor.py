@@ -27,10 +27,10 @@ def inductor_setting(name: str) -> Any:
 def compile_graph(
     gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
 ) -> Any:
-    """Inductor over a Dynamo graph; both directions are compiled before this returns.
+    """Compile a Dynamo graph by Inductor, forward and backward, before this returns.
 
-    The functorch settings hold for this compilation alone. Below a budget of 1.0 torch's partitioner would redraw
-    dropout.
+    The functorch settings hold for this compilation alone. With `activation_memory_budget` below 1.0 torch's
+    partitioner would redraw dropout.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx
@@ -43,8 +43,10 @@ def compile_graph(
 
 
 def inner_compile() -> Any:
-    """Inductor's compiler of one graph, whose bodies write over nothing that they are given, and whose random numbers
-    do not depend on the kernel that draws them."""
+    """Inductor's compiler of one graph, without two faults that make gradients wrong.
+
+    Bodies do not overwrite their inputs, and random numbers do not depend on the kernel that draws them.
+    """
     from torch._inductor.compile_fx import compile_fx_inner
 
     def compile_one(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +61,7 @@ def _bodies_own_nothing() -> Iterator[None]:
     """While this lasts, no body is told that it may overwrite its inputs.
 
     Up to 2.14 a body takes over the outer backward's list of inputs that may be overwritten, though its own inputs are
-    others: it wrote into weights and into values that a later call of it reads. Gradients are wrong, without a word.
+    others: it wrote into weights and into values that a later call of it reads. Gradients are silently wrong.
     Unnecessary from 2.15 (pytorch#193960).
     """
     from torch._guards import TracingContext
@@ -91,8 +93,8 @@ def _bodies_own_nothing() -> Iterator[None]:
 def _drawn_alike() -> Iterator[None]:
     """While this lasts, Triton kernels draw each random number by itself, from its own place.
 
-    2.13 to 2.14 draw four at once where a kernel has one dimension, by the place of the first: what a kernel with
-    another shape draws again for a backward is another mask. Gradients are wrong, without a word (pytorch#198333).
+    2.13 to 2.14 draw four at once where a kernel has one dimension, by the place of the first: a kernel of another
+    shape that draws them again for the backward makes another mask. Gradients are silently wrong (pytorch#198333).
     2.15 has a switch for it, which is off unless a user turns it on; 2.11 always draws them one by one.
     """
     import torch._inductor.config as inductor_config

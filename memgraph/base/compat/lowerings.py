@@ -12,10 +12,10 @@ WRITTEN = "inductor_realize_to_strides"
 def lower_transfers() -> None:
     """Teach Inductor about the operators that copy values to other tiers and back.
 
-    - The copy out and its end get one and the same buffer. By itself Inductor computes a value that it has fused
-      everywhere else into a buffer of its own for each of the two; the first would be given up before the copy ends.
-    - What comes back is aligned. Inductor takes every output of an operator with a CPU input for unaligned, which costs
-      Triton its wide loads, and what stands for a copy lies on the CPU.
+    - `offload_start` and `offload_finish` read the same buffer. By itself Inductor computes a value that it has fused
+      everywhere else into one buffer for each of the two; the first would be freed before the copy ends.
+    - What `reload_finish` returns is aligned. Inductor takes every output of an operator with a CPU input, such as a
+      ticket, for unaligned, which costs Triton its wide loads.
     """
     import torch
     from torch._inductor import ir

@@ -11,7 +11,7 @@ def compiled_form(module: torch.nn.Module) -> Any:
     """What a module was compiled to: itself where `torch.compile` has returned it, the function that runs in place of
     its forward where it was compiled in place, None where it is not compiled.
 
-    A module that only has compiled modules is not compiled.
+    A module of which only submodules are compiled is not compiled.
     """
     from torch._dynamo import OptimizedModule
 

@@ -100,7 +100,7 @@ def invoke_subgraph() -> Any:
 
 
 def falls_back(target: Any) -> bool:
-    """Whether Inductor leaves an operator to its own kernel, on the CPU: it has no lowering, or one that calls it."""
+    """Whether Inductor calls an operator's own kernel on the CPU: it has no lowering for it, or one that calls it."""
     from torch._inductor import lowering
 
     return target in lowering.fallbacks or target not in lowering.lowerings

@@ -19,7 +19,7 @@ def operator_mode() -> type:
 
 
 def bare_step(kind: type) -> Callable[[Any], object]:
-    """`step` of a class of optimizers, without the wrapper of torch's that runs hooks."""
+    """The `step` of a class of optimizers, without torch's wrapper, which runs hooks."""
     import torch
 
     wrapping: Any = torch.optim.Optimizer.profile_hook_step
@@ -53,7 +53,7 @@ def foreach_by_default(step: Any, parameters: list[Any], group: dict[str, Any]) 
 
 
 def foreach_on(step: Any, group: dict[str, Any], device: str) -> bool:
-    """As `foreach_by_default`, of parameters that are to be on a kind of device ("cuda") and are not there."""
+    """As `foreach_by_default`, for parameters that shall be on a kind of device ("cuda") and are not there yet."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     says = group.get("foreach") is not None or group.get("fused") is not None or group.get("differentiable", False)
@@ -73,9 +73,9 @@ def _asks_for_foreach(step: Any, group: dict[str, Any]) -> bool:
 def stepping_on_fakes() -> Iterator[None]:
     """Within it operators make fake tensors, as an optimizer's step would make real ones outside of a compilation.
 
-    Modes, autocast and inference mode of the caller are off, gradients on, functions that are compiled run as they are
-    written, random numbers are put back. What asks a fake tensor for its address gets an error: a kernel that torch
-    does not call would write there.
+    Modes, autocast and inference mode of the caller are off, gradients on; compiled functions run uncompiled; the
+    states of random generators are restored. Asking a fake tensor for its address raises: a kernel that torch does not
+    call would write there.
     """
     import numpy
     import torch
@@ -105,7 +105,7 @@ def stepping_on_fakes() -> Iterator[None]:
 def _as_if_not_compiling() -> Iterator[None]:
     """Within it `torch.compiler.is_compiling()` is False.
 
-    Optimizers ask, and then take other ways than in the eager step. From 2.13 it is True while a backend is called.
+    Optimizers ask for it, and then compute otherwise than in eager mode. From 2.13 it is True while a backend runs.
     """
     import torch
 

@@ -39,8 +39,11 @@ def run_after(node: Any, previous: Any) -> None:
 
 
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
-    """Scheduler nodes that write entry by entry where they read a buffer of this graph, each with one that picks
-    entries of that buffer and stands before it in the order."""
+    """Pairs (writer, reader) of scheduler nodes for which Inductor may let the writer overwrite what the reader reads.
+
+    The writer reads a buffer of this graph entry by entry and could write its result over it. The reader, earlier in
+    `nodes`, reads entries of the same buffer by computed indices.
+    """
     from torch._inductor.dependencies import MemoryDep
 
     pairs = []
@@ -65,14 +68,14 @@ def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def recompute_ancestors(node: Any) -> None:
-    """Let Inductor's scheduler take note of new dependencies before it fuses."""
+    """Have the scheduler of a node compute all ancestors anew, after dependencies were added and before it fuses."""
     node.scheduler.compute_ancestors()
 
 
 def origins(nodes: list[Any]) -> dict[str, tuple[str, ...]]:
     """By the name of each buffer that scheduler nodes write, the names of the fx nodes that it comes from.
 
-    First the one that it stands for, where there is one; then those that were fused into it, the last ones first.
+    First the node whose value the buffer is, where there is one; then those that were fused into it, the last first.
     """
     found = {}
     for node in nodes:

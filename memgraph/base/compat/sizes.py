@@ -11,8 +11,7 @@ from memgraph.base.errors import GraphError
 
 
 def size_hint(size: Any) -> int:
-    """A size as a plain int; of a symbolic one, the value seen when the graph was captured, or within `reading_with`
-    the value with those sizes.
+    """A size as a plain int: of a symbolic one the value when the graph was captured, or that of `reading_with`.
 
     Raises GraphError for a size that only data decide.
     """
@@ -61,7 +60,7 @@ def reading_with(values: Mapping[str, int]) -> Iterator[None]:
 
 
 def size_at(size: Any, values: Mapping[Any, int] | None) -> int:
-    """A size as a plain int, where its symbols have some values; without them as `size_hint`.
+    """A size as a plain int for given values of its symbols; without values as `size_hint`.
 
     Raises GraphError for a size that needs another symbol.
     """
@@ -101,7 +100,7 @@ def smallest(symbol: Any, size: Any) -> int:
 
 
 def sizes_in(value: Any) -> list[Any]:
-    """The symbolic sizes in what a node holds: its own, or the shapes and strides of its tensors."""
+    """The symbolic sizes in a node's value: the value itself, or those in the shapes and strides of its tensors."""
     import torch
 
     if isinstance(value, torch.SymInt):
@@ -113,7 +112,7 @@ def sizes_in(value: Any) -> list[Any]:
 
 
 def symbols_in(value: Any) -> set[Any]:
-    """The symbols of the sizes in what a node holds."""
+    """The symbols of the sizes in a node's value."""
     return {symbol for size in sizes_in(value) for symbol in size.node.expr.free_symbols}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class StorageReference:
-    """A storage that may go."""
+    """A tensor's storage, which this does not keep alive. `bytes` is its size."""
 
     def __init__(self, tensor: Any) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,16 +15,16 @@ class StorageReference:
         self._weak = StorageWeakRef(tensor.untyped_storage())
 
     def holders(self) -> int:
-        """The number of tensors, of C++ ones too, that hold it."""
+        """The number of tensors, those of C++ alone included, that hold it; 0 when it is gone."""
         import torch
 
         return 0 if self._weak.expired() else torch._C._storage_Use_Count(self._weak.cdata)
 
 
 def first_users_output(count: int) -> int | None:
-    """The place of the user's first output among those of the forward graph that AOTAutograd is compiling.
+    """The position of the user's first output among the outputs of the forward graph that AOTAutograd is compiling.
 
-    count: of the outputs that Dynamo's graph returns.  None where the user's outputs are not those of the graph.
+    count: how many outputs Dynamo's graph returns.  None where the user's outputs are not those of the graph.
     """
     from torch._guards import TracingContext
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
-    """Write a text into the trace under a name, where somebody traces (`TORCH_TRACE=folder`); else it is not made."""
+    """Write a text into the trace under a name; `text` is called only where somebody traces (`TORCH_TRACE=folder`)."""
     _trace(name, "string", text)
 
 
