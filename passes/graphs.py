@@ -104,7 +104,7 @@ class Rewritten(Generic[Graphs]):
     notes: tuple[str, ...] = ()
     """What the report says of the rewrite."""
     refusals: tuple[Refusal, ...] = ()
-    """What the plan asks for and the graph does not allow."""
+    """What the plan asks for and the graph does not allow, with the reasons."""
 
 
 Pass: TypeAlias = Callable[[Any, Any], Rewritten[Any]]

@@ -11,7 +11,7 @@ from memgraph.base import compat
 
 
 def call(graph: fx.Graph, mode: Any, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
-    """A call where a graph inserts (by default at its end), with the metadata that it has on fake tensors of `mode`."""
+    """Insert a call where the graph inserts now (by default at its end), with its value on fake tensors of `mode`."""
     node = graph.create_node("call_function", target, args, kwargs, name=name)
     given = fx.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
     with compat.propagating(mode):

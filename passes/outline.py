@@ -148,7 +148,7 @@ def _again(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node]) -> fx.No
 
 
 def _source(node: fx.Node, inside: Iterable[fx.Node]) -> fx.Node:
-    """The node of a layer whose memory another shows, or what the layer is given, if it shows that."""
+    """The node that owns the memory that a node shows; the walk ends at what the layer is given."""
     while node in inside and (is_view(node) or (node.target is operator.getitem and is_view(node.args[0]))):
         node = node.all_input_nodes[0]
     return node

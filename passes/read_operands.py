@@ -122,7 +122,7 @@ def _replace(
 
 
 def _again(graph: fx.Graph, value: fx.Node, found: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A view that a body has, made by its caller."""
+    """A view inside of a body, made by its caller."""
     if value not in found:
         reads = {read: _again(graph, read, found) for read in value.all_input_nodes}
         found[value] = graph.node_copy(value, reads.__getitem__)

@@ -1,4 +1,4 @@
-"""Have some values written to memory, so that what they are made of can be freed.
+"""Have some values of the backward written to memory, so that what they are made of can be freed.
 
 Sums of a gradient, one by one:
 

@@ -1,4 +1,4 @@
-"""Where a loss leaves the last token out of its logits, leave it out of the hidden states that the head reads.
+"""Where a loss leaves tokens out of its logits, the last one as a rule, leave them out of what the head reads.
 
     before:  logits = linear(hidden, W).float(); logits[..., :-1, :]     the backward pads the gradient of the logits
     after:   logits = linear(hidden[..., :-1, :], W).float()             the backward pads that of the hidden states

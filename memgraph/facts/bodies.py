@@ -42,7 +42,7 @@ class NodeReader:
         self._bodies = {} if bodies is None else bodies
 
     def value(self, node: fx.Node, *, tangent: bool = False) -> Value:
-        """What can be known of a node from itself and the nodes before it."""
+        """A node as a value, as far as that follows from it and the nodes before it: no region yet, and not savable."""
         base = self._roots[node] = root(node, self._roots)
         val, cost = node.meta.get("val"), self._cost(node)
         on_cpu = isinstance(val, torch.Tensor) and val.device.type == "cpu"
@@ -80,7 +80,7 @@ class NodeReader:
 
 
 def _cost_of_body(values: Sequence[Value], inputs: int, outputs: frozenset[int], hardware: Hardware) -> Cost:
-    """inputs: how many of the values are.  outputs: their places."""
+    """The cost of a body.  inputs: how many of its values, the first ones, are inputs.  outputs: places of outputs."""
     program = Program(
         values=tuple(range(len(values))),
         reads=tuple(() if n < inputs else value.inputs for n, value in enumerate(values)),

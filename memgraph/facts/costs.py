@@ -1,8 +1,9 @@
 """What computing a node once more would cost, in seconds.
 
 An operator with a kernel of its own: its FLOPs (torch.utils.flop_counter's formulas) over the measured rate, or its
-traffic over the memory bandwidth, whichever is longer. An operator that Inductor fuses: the traffic of its output,
-since the kernel that it joins reads its inputs anyway, and its transcendental functions over their rate.
+traffic over the memory bandwidth, whichever is longer, and the overhead of a kernel. An operator that Inductor fuses:
+the traffic of its output, since the kernel that it joins reads its inputs anyway (a reduction's inputs count as well),
+and its transcendental functions over their rate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _PRODUCTS = {
 
 
 def storage_span(value: torch.Tensor) -> int:
-    """Bytes from the first to the last element of a strided tensor (fake or real)."""
+    """Bytes from the first to the last element of a strided tensor (fake or real).
+
+    Raises GraphError for a size that only data decide, as `logical_bytes` does.
+    """
     sizes, strides = (tuple(map(compat.size_hint, steps)) for steps in (value.shape, value.stride()))
     return span(sizes, strides) * value.element_size()
 
@@ -50,7 +54,7 @@ def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def logical_bytes(value: Any) -> int:
-    """Bytes of all elements, whatever the strides; a list's or tuple's are summed."""
+    """Bytes of all elements, whatever the strides; a list's or tuple's are summed; 0 for anything else."""
     if isinstance(value, torch.Tensor):
         return math.prod(compat.size_hint(size) for size in value.shape) * value.element_size()
     if isinstance(value, list | tuple):
@@ -73,7 +77,7 @@ def flops(node: Node) -> int:
     """Floating-point operations of one node; 0 if no formula is known."""
     name = qualified_name(node.target)
     if name.startswith(_ATTENTION):
-        # No formula in torch, or in newer ones alone: two products of (queries x keys x width), five in the backward.
+        # torch has no formula, or newer versions alone: two products of (queries x keys x width), five in the backward.
         backward = name.endswith("backward")
         after_gradient = name.startswith("aten::") and backward
         query, key = (_shape(arg) for arg in (node.args[1:3] if after_gradient else node.args[:2]))
@@ -90,7 +94,7 @@ def flops(node: Node) -> int:
 
 
 def seconds(node: Node, hardware: Hardware) -> float:
-    """Predicted time of one execution of the node by itself."""
+    """The predicted seconds of one run of the node by itself; 0 for views, parts of tuples, and sizes."""
     kind = family(node.target)
     if kind in ("view", "getitem", "symbol"):
         return 0.0

@@ -4,9 +4,9 @@
     every = expand(mask, [1, heads, ...])     a view: each head reads the same entries
     attention(query, key, value, every)
 
-Inductor inlines what it has not written to memory into the view, and writes the view: as many entries for every head.
-Where the mask has several readers it is written first. One that a plan computes again for a single reader is not, so a
-plan writes it (passes/settle.py).
+Inductor inlines a mask that is not in memory into the view, and writes the view: all entries once for every head. A
+mask with several readers is written first. One that a plan computes again for a single reader is not, so the plan has
+it written (passes/settle.py).
 """
 
 from __future__ import annotations

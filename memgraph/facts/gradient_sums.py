@@ -1,4 +1,4 @@
-"""Sums of gradients: a value that the forward reads often, as the weight of an unrolled cell, has many partial ones.
+"""Sums of gradients: each reader of a value in the forward, such as a weight of an unrolled cell, adds a part to it.
 
 Autograd adds the parts one by one, as they come. Inductor may make one kernel of all additions, which runs when the
 last part is there; until then all parts are live. A plan may write the sums to memory instead (passes/settle.py).

@@ -1,9 +1,9 @@
 """Which graph a joint graph is: what it computes, operator by operator, and nothing of the machine it was made on.
 
-    mm_3 = mm(arg 17, arg 5): [64, 512] float32, strides [512, 1], in model.layers.3.mlp        one line an operator
+    mm_3 = aten.mm.default(%17, %5): [64, 512] float32, strides [512, 1], in model.layers.3.mlp      one line a node
 
-Two graphs with the same lines are the same graph: a plan of one is a plan of the other. What is not in a line:
-addresses, paths of files, the number of a device, and the names of symbols, which are counted as they appear.
+Two graphs with the same lines, modules aside, are the same graph: a plan of one is a plan of the other. What is not in
+a line: addresses, paths of files, the number of a device, and the names of symbols, which are counted as they appear.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Line:
     """One node of a graph."""
 
     name: str
-    """By which a plan speaks of it."""
+    """The name by which a plan speaks of the node."""
 
     operator: str
     """Such as "aten.mm.default"; "input" and "output" for those of the graph."""
@@ -54,7 +54,7 @@ class Line:
         return self.operator, self.value, self.strides, self.arguments, self.name
 
     def told_beside(self, other: Line | None) -> str:
-        """The line to read, with as much of it as tells it from another."""
+        """The line as text, with as much of it as distinguishes it from another."""
         text = self.operator + (f" of {self.value}" if self.value else "")
         if other is not None and self.operator == other.operator == INPUT:
             text = self.value or "no tensor"
@@ -86,7 +86,7 @@ class Identity:
         return sum(1 for _ in pairs)
 
     def first_difference(self, here: Identity) -> str:
-        """Where the graph of a plan, which this is, differs from another: a sentence. "" where they are the same."""
+        """A sentence: where this graph, that of a plan, first differs from another; "" where they are the same."""
         if self.same(here):
             return ""
         place = self.equal_lines(here)

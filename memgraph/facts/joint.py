@@ -37,7 +37,7 @@ class JointFacts:
     forward: tuple[int, ...]
     """The values that need no tangent, in execution order; a few of them serve the backward alone."""
     backward: tuple[int, ...]
-    """The values that need a tangent, in the order of Inductor's own split."""
+    """The values that need a tangent, or have to run in the backward, in the order of Inductor's own split."""
     forward_outputs: tuple[int, ...]
     """What the forward returns to the user."""
     backward_outputs: tuple[int, ...]
@@ -81,10 +81,12 @@ def read_joint(
 ) -> JointFacts:
     """Read a joint graph that Inductor's partitioner has split (and cleaned) into numbers.
 
+    num_fwd_outputs: how many of the joint graph's outputs, the first ones, are the forward's.
     pins: by node name, those that are not the user's own tags.
     repeatable: patterns of the operators that the user has declared to be so.
     granularity: allocations are rounded up to it (512 on CUDA, 1 on the CPU), in bytes.
     dropped: positions of outputs of the forward that the user drops before the backward begins.
+    Raises GraphError for a size that only data decide.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
     sides = _sides(nodes, stock_backward)
@@ -117,7 +119,7 @@ def read_joint(
 
 
 def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device: str) -> Iterator[Value]:
-    """The values of a graph's nodes, in their order, by what they are themselves."""
+    """The values of a graph's nodes, in order, still without their regions, pins and what fixes them."""
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
     forward = frozenset(sides.forward)
     for place, node in enumerate(nodes):
@@ -207,8 +209,8 @@ def _replayed(
 ) -> set[str]:
     """Values that must not be computed twice and that Inductor's split does not save, though its backward needs them.
 
-    It draws them again from a saved state of the generator (fallback_random under a checkpoint). A plan of ours has no
-    such replays: the planner takes these values for saved, in Inductor's split too.
+    That split draws them again from a saved state of the generator (fallback_random under a checkpoint). A plan of ours
+    has no such replays: the planner takes these values for saved, in Inductor's split too.
     """
     found: set[str] = set()
     pending = [read for node in backward for read in node.all_input_nodes]

@@ -26,13 +26,13 @@ from memgraph.facts.steps import Step
 
 # Equal layers that are worth a body. A stretch ends within a layer, so four equal layers make three of them.
 LEAST = 3
-# Operators that a body has at least, and times that what is left is searched.
+# The fewest operators of a body, and how often what is left is searched at most.
 SMALLEST, ROUNDS = 12, 8
 # Classes that save less than this share of the operators together are not worth their calls.
 SHARE = 0.05
-# A layer may run its last operator more than once: up to so many times.
+# How many times a layer may run the kind of operator that it ends with.
 OFTEN = (1, 2, 3, 4, 6, 8)
-# Cuttings whose layers are compared by what they read, the cheapest first.
+# How many cuttings, the cheapest first, have their layers compared by what they read.
 TRIED = 6
 # What a call and each value that crosses a border cost, as bytes that are written and read again.
 CALL, OPERAND = 1 << 16, 1 << 10
@@ -49,7 +49,7 @@ class Alone:
     last: str
     """The name of its last operator."""
     count: int
-    """Of its operators."""
+    """The number of its operators."""
     reason: str
 
 
@@ -62,7 +62,7 @@ class Layers:
     alone: tuple[Alone, ...] = ()
     """What stays outside, in order."""
     operators: int = 0
-    """Of the graph."""
+    """The number of operators that the graph has."""
 
     @property
     def count(self) -> int:
@@ -91,7 +91,7 @@ class _Cutting:
 
     stretches: tuple[_Stretch, ...] = ()
     saved: int = 0
-    """Operators that need not be compiled, by what they do alone."""
+    """Operators that need not be compiled, if layers are compared only by what their operators do."""
     largest: int = 0
     """Operators of a layer of the largest class."""
     cost: int = 0
@@ -291,7 +291,7 @@ def _last_readers(steps: Sequence[Step]) -> list[int]:
 
 
 def _crossing(steps: Sequence[Step]) -> list[int]:
-    """By place, what crosses the border before it costs: bytes that are written for it, and values as bytes."""
+    """By place, the cost of a border before it: the bytes that are written for it, and OPERAND for each value."""
     last = list(range(len(steps)))
     for place, step in enumerate(steps):
         for read in step.reads:

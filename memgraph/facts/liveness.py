@@ -2,8 +2,9 @@
 
 Two models of the same program. `fused=False` is the FX interpreter, exactly: every operator allocates its output
 and a storage is freed after its last use. `fused=True` estimates Inductor: a pointwise value that only fused
-operators read is never materialised, its readers read its inputs instead; an output may take the place of an input of
-its size that dies at the same kernel. Measured against Inductor's own wrapper in docs/decisions/0002.
+operators read is not materialised unless it is costly to inline, its readers read its inputs instead; an output may
+take the place of an input of its size that dies at the same kernel. Measured against Inductor's own wrapper in
+docs/decisions/0002.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Program:
     dropped: frozenset[int] = frozenset()
     """Those of `outputs` whose storage goes soon after the program."""
     settled: frozenset[int] = frozenset()
-    """The slots that are written to memory whatever reads them: sums of a gradient, so that their parts go, and masks,
-    so that the random numbers go of which they are made; and what an operator reads in a larger size."""
+    """The slots that are written to memory whatever reads them: sums of a gradient, so that its parts are freed; masks,
+    so that the random numbers that they are made of are freed; and what an operator reads in a larger size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Sweep:
     bytes: dict[int, int]
     """By storage, its size."""
     births: dict[int, int]
-    """By storage, the slot whose step allocates it."""
+    """By storage, the slot whose step allocates it; for an input, its own slot. Inlined values have none."""
     deaths: dict[int, int]
-    """By storage, the last slot whose step reads it."""
+    """By storage that is freed, the last slot whose step reads it or has it copied to another tier."""
     usage: tuple[int, ...]
     """By slot, the bytes that are allocated during its step, above those at the program's start."""
     in_place: dict[int, int]
@@ -64,11 +65,12 @@ class Sweep:
 
     @property
     def peak(self) -> int:
+        """The most bytes that are allocated during a step, above those at the program's start."""
         return max(self.usage, default=0)
 
 
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
-    """Add up what is allocated while a program runs."""
+    """Add up what is allocated while a program runs.  fused: which of the two models (see above)."""
     storage_of = _storages(values, program)
     real, touched = _kernels(values, program, storage_of, fused)
     births: dict[int, int] = {}
@@ -218,13 +220,13 @@ def _usage(
 
 
 def written(values: Sequence[Value], program: Program) -> set[int]:
-    """The values of a program that are written to memory: all but pointwise values that only fused operators read."""
+    """The values of a program that have memory of their own: all but views, and values inlined into their readers."""
     births = sweep(values, program, fused=True).births
     return {value for slot, value in enumerate(program.values) if slot in births}
 
 
 def surely_written(values: Sequence[Value], program: Program, fused: bool) -> set[int]:
-    """Values of a program that are written to memory in every program that has its readers and more."""
+    """The values that are written to memory in a program, and in every program that adds readers to it."""
     kinds = [values[value].kind for value in program.values]
     _, wanted = _wanted(kinds, program)
     return {

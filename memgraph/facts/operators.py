@@ -47,12 +47,12 @@ ARITHMETIC = frozenset(("_operator", "math", "torch"))
 
 # Namespaces in which an operator's schema and tags say all that it does.
 DESCRIBED = frozenset(("aten", "prims", "quantized_decomposed"))
-# The same is known of these by their source.
+# Operators of other namespaces of which their source says the same.
 COMPUTES = frozenset(
     "memgraph::shard_whole memgraph::shard_put memgraph::shard_product memgraph::shard_add memgraph::poison "
     "flex_lib::zeros_and_scatter transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward".split()
 )
-# They do what they are given to do, bodies and operators, and nothing else.
+# Higher-order operators that run the bodies and operators that they are given, and do nothing else.
 RUNS_WHAT_IT_IS_GIVEN = frozenset(
     "invoke_subgraph control_deps flex_attention flex_attention_backward cond switch while_loop "
     "while_loop_stack_output scan associative_scan map_impl out_dtype invoke_quant invoke_quant_packed "

@@ -2,8 +2,8 @@
 
     mul = s0 * 4; view(x[4, s0, 128], [mul, 128])        view(x[4, 10007, 128], [40028, 128])
 
-With a large prime for each symbol, two sizes are equal, or one divides the other, where that is so whatever the symbols
-are: a graph is given its numbers by `generic` where only that counts.
+`generic` gives each symbol a large prime. Then two sizes are equal, or one divides the other, where that is so for all
+values of the symbols.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def symbolic_sizes(gm: fx.GraphModule) -> Iterator[Any]:
 
 
 def names_of_symbols(gm: fx.GraphModule) -> list[str]:
-    """The names of the symbols in a graph's sizes, in an order of their own."""
+    """The names of the symbols in a graph's sizes, sorted."""
     return sorted({str(symbol) for size in symbolic_sizes(gm) for symbol in size.node.expr.free_symbols})
 
 
@@ -52,8 +52,8 @@ def shortest(gm: fx.GraphModule) -> dict[str, int]:
 def with_plain_sizes(gm: fx.GraphModule, values: Mapping[str, int]) -> fx.GraphModule:
     """A copy in which symbols have values, by their names. What computes sizes is gone; other nodes keep their names.
 
-    The graphs that it calls are copied in the same way, and are not given sizes any more. Raises GraphError for a size
-    that only data decide.
+    The graphs that it calls are copied in the same way, and no longer take sizes as inputs. Raises GraphError for a
+    size that only data decide.
     """
     with compat.reading_with(values):
         return _Copy(compat.plain_fakes()).graph(gm)

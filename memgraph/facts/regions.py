@@ -23,8 +23,8 @@ from torch.fx import Node
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
 
-# A run with more than one PARTS-th of the forward's operators, or with MOST operators, is cut into parts of at least
-# LEAST operators.
+# A run with more than one PARTS-th of the forward's operators, or with twice MOST operators, is cut into parts of LEAST
+# operators or more on average.
 PARTS = 24
 LEAST, MOST = 6, 64
 
@@ -69,13 +69,13 @@ class Region:
     """One region."""
 
     name: str
-    """For a reader."""
+    """The element, or "between 2", with the number of the part where a run was cut: to read."""
     element: str
     """The element of a module list that it is a part of, "" if there is none."""
 
 
 def forward_regions(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[list[int], list[Region]]:
-    """The region of each forward operator (they come in execution order), and the regions in that order.
+    """The region of each forward operator, and the regions, both in execution order.
 
     paths: the module path of each operator, "" if it is not known.
     """

@@ -1,7 +1,7 @@
 """The operators of a graph as numbers that say which of them do the same, whatever they and their modules are called.
 
 Two operators do the same if their target, the plain data among their arguments, and the shapes, strides, types and
-devices of what they read and make are equal. What they read is told by place.
+devices of what they read and make are equal. Which values they read is kept apart, as places (`Step.reads`).
 
 Some nodes belong to no layer:
 
@@ -39,18 +39,18 @@ class Step:
     does: int
     """Equal for operators that do the same."""
     reads: tuple[int, ...]
-    """By place among its arguments, what it reads: a step by its place in the order, anything else as -1 - its number
-    among the values that are given."""
+    """By place among its arguments, what it reads: a step by its place in the order, anything else as -1 - n, where
+    n is its number among the values that layers are given."""
     returned: bool = False
     """Whether the graph returns it."""
     bytes: int = 0
-    """Of a value that is written to memory only where a kernel ends: 0 for all that is written in any case."""
+    """The bytes of a value that Inductor writes only where a border cuts its kernel; 0 if it is written in any case."""
     shows: int = -1
     """Of a view, the place of the step that it shows; -1 for what owns its memory, or shows what is given."""
     several: bool = False
-    """Whether it makes several values at once, which only its parts can take out of a layer."""
+    """Whether it makes several values at once: only the getitems that take them can be read outside its layer."""
     part: bool = False
-    """Whether it is one of several values that are made at once: no border lies between these."""
+    """Whether it takes one of the values that an operator makes at once: no border lies between them and it."""
     fixed: str = ""
     """Why it can be in no body; "" where it can."""
     said: str = ""

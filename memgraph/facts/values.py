@@ -20,19 +20,20 @@ from memgraph.machine.hardware import Hardware
 # (torch/_inductor/ir.py, should_realize_on_reuse).
 HEAVY = aten_names("exp sigmoid")
 
-# Lowered to write into their first argument.
+# Operators that Inductor runs in place: they write into their first argument (runtime/tile_ops.py).
 WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Label:
-    """What a reader wants to know of a value, beside its name and its place in the user's code."""
+    """What the report shows of a value, beside its name and its line of the user's code."""
 
     operator: str = ""
     """What computes it, such as "aten::mm"; "" for an input of the graph."""
     dtype: str = ""
     """Of its entries, such as "bfloat16"; "" where it is no tensor."""
     shape: tuple[int, ...] = ()
+    """Empty for a scalar, where it is no tensor, and where only data decide its sizes."""
     module: str = ""
     """The path of its module; of a value of the backward, that of the module whose gradient it serves."""
 
@@ -57,6 +58,7 @@ class Value:
     seconds: float
     """The time to compute it once more."""
     region: int
+    """Its region, by place in `JointFacts.region_names`."""
     savable: bool
     """Whether a forward may hand it to the backward: a tensor that is no tangent."""
     fixed: Fixed | None = None
@@ -68,13 +70,14 @@ class Value:
     heavy: bool = False
     """Whether Inductor writes it to memory rather than inline it into several readers."""
     movable: bool = False
-    """Whether its bytes may be copied to another tier and back: it owns them, and they lie densely on the device."""
+    """Whether its bytes may be copied to another tier and back: it owns them, they lie densely on the device, and it
+    is no primal."""
     accumulates: bool = False
-    """Whether it is one of the sums by which a gradient adds up, each read by the next one alone."""
+    """Whether it is one of a chain of additions that sum up a gradient: all but the last are read by the next alone."""
     masks: bool = False
     """Whether it is made of random numbers alone and takes fewer bytes than they do."""
     expanded: bool = False
-    """Whether an operator that fuses with nothing reads it in a larger size, and it is pointwise."""
+    """Whether it is pointwise, and an operator that fuses with nothing reads it through a view with more entries."""
     scratch: int = 0
     """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""
@@ -91,8 +94,8 @@ class Value:
 def is_backward_input(node: fx.Node) -> bool:
     """Whether an input of a joint graph is for the backward alone: a tangent, or the state of a generator.
 
-    AOTAutograd names its inputs by what they are, whatever the user's are named; torch's own partitioner goes by these
-    names as well.
+    AOTAutograd names the inputs by their role, whatever the user calls them. torch's own partitioner decides by the
+    names as well (torch/_functorch/_aot_autograd/utils.py, _is_tangent).
     """
     return node.op == "placeholder" and ("tangent" in node.name or "bwd_rng" in node.name)
 
@@ -100,7 +103,7 @@ def is_backward_input(node: fx.Node) -> bool:
 def root(node: fx.Node, roots: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """The node that owns a node's storage. Each output of an operator with several outputs owns its own.
 
-    roots: of the nodes before it.
+    roots: by node before it, the node that owns its storage.
     """
     if is_view(node) or qualified_name(node.target) in WRITES_INTO:
         return roots[node.all_input_nodes[0]]

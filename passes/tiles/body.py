@@ -39,6 +39,7 @@ class Body:
     module: fx.GraphModule
     """The graph; it returns a tuple."""
     placeholders: tuple[fx.Node, ...]
+    """Its inputs, in the order in which a call gives them."""
     exposed: tuple[fx.Node, ...]
     """The nodes that the body returns, by place."""
     values: dict[str, int]
@@ -75,9 +76,10 @@ def build_body(
     """The body for a shard of `rows` tokens.
 
     names: the region's nodes that the body runs, in order.  inputs: by name, the shard's inputs as fake tensors, and
-    symbols.
+    symbols.  outputs: of the region, by name.  mode: the fake mode of the values.
     The caller computes products that sum over tokens. For a mean over tokens the body returns the shard's share.
-    Raises MixesTokens where a value does not have the shape that the token flow says.
+    Raises MixesTokens where an operator does not run on a shard, or a value does not have the shape that the token flow
+    says.
     """
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}

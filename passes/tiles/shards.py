@@ -50,7 +50,7 @@ def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[
 
 
 def _symbols(nodes: Mapping[str, fx.Node], names: Sequence[str]) -> list[str]:
-    """The inputs of the graph that are symbols in the sizes of some nodes."""
+    """The inputs of the graph that are symbols in the sizes of some nodes.  Raises MixesTokens for any other symbol."""
     given = {compat.symbol_of(node.meta.get("val")): name for name, node in nodes.items() if node.op == "placeholder"}
     found: dict[str, None] = {}
     for name in names:
@@ -78,7 +78,11 @@ def build_tile(
     outputs: Sequence[str],
     shards: int,
 ) -> fx.GraphModule:
-    """The graph that runs a region's nodes shard by shard and puts the outputs together."""
+    """The graph that runs a region's nodes shard by shard and puts the outputs together.
+
+    names, inputs: as `needed` gives them for the outputs.  Raises MixesTokens where a shard cannot be cut out or
+    computed, or an output would come out with other strides.
+    """
     graph, root = fx.Graph(), torch.nn.Module()
     mode = compat.fake_mode_of([nodes[name].meta["val"] for name in inputs])
     whole = {}
@@ -289,7 +293,7 @@ def signature(
     outputs: Sequence[str],
     shards: int,
 ) -> str:
-    """A text that is equal if `build_tile` builds equal tiles; it costs less than to build them."""
+    """A text: where it is equal, `build_tile` builds equal tiles. It costs less than to build them."""
     place = {nodes[name]: f"%{n}" for n, name in enumerate((*inputs, *names))}
     lines = [f"{shards} {region.tokens}"]
     for name in (*inputs, *names):

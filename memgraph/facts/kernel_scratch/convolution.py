@@ -21,6 +21,7 @@ _WORK = 512 * 1024  # of a thread: tiles of a kernel's own
 
 
 def forward(call: Call) -> int:
+    """Bytes that `aten::convolution` takes at most."""
     value, weight = call.named["input"], call.named["weight"]
     groups, turned = call.named["groups"], call.named["transposed"]
     result = _result(call.outputs)
@@ -29,6 +30,7 @@ def forward(call: Call) -> int:
 
 
 def backward(call: Call) -> int:
+    """Bytes that `aten::convolution_backward` takes at most."""
     gradient, value, weight = (call.named[name] for name in ("grad_output", "input", "weight"))
     groups, turned = call.named["groups"], call.named["transposed"]
     # Input and its gradient, the gradient that comes; each thread sums up a gradient of the weight.

@@ -1,7 +1,8 @@
 """Scratch of ATen's and the libraries' kernels on CUDA, as their host code takes it from torch's allocator.
 
 Each rule is exact: tests/simulated/test_kernel_scratch.py holds it against the host code on the simulated device,
-operator by operator. The workspaces of cuBLAS are no part of it: they stay, and stand in the baseline.
+operator by operator. It returns bytes, and raises cuda_sorts.NotKnown for a call that it does not cover. The workspaces
+of cuBLAS are no part of it: they stay allocated, and stand in the baseline.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from memgraph.facts.kernel_scratch.operands import Call
 
 
 def flash_forward(call: Call) -> int:
-    """Few queries do not fill the card, so the keys are split: each part keeps its own output, and a float32 a row."""
+    """Few queries do not fill the card, so the keys are split: each part keeps its own output and a number a row, in
+    float32."""
     query, key = call.named["query"], call.named["key"]
     batch, heads, length, width = query.size
     if call.named["dropout_p"]:  # never split then; a seed and an offset
@@ -59,8 +61,8 @@ def _filled(width: int) -> int:
 
 
 def _splits(heads: int) -> int:
-    """How many sums of the query's gradient flash attention keeps: one for each block of the grid, where each must be
-    added to in the same order every time."""
+    """How many sums of the query's gradient flash attention keeps: one; under torch's deterministic algorithms one for
+    each block of the grid, so that each is added to in the same order every time."""
     if not torch.are_deterministic_algorithms_enabled():
         return 1
     return -(-cuda_sorts.multiprocessors() // heads)

@@ -1,4 +1,4 @@
-"""Scratch of kernels on CUDA that sort, scan or add at indices, and of grouped products: rules as those of cuda.py.
+"""Scratch of kernels on CUDA that sort, scan or add at indices, and of grouped products: more rules for cuda.py.
 
 The sorts are radix sorts of 8 bits a pass that look back over tiles. Keys and indices change between two memories, the
 outputs and one more of each, unless one pass is enough.
@@ -13,8 +13,8 @@ import torch
 from memgraph.base.sizes import round_up
 from memgraph.facts.kernel_scratch.operands import Call, Operand
 
-_ALIGNED = 256
-_ALLOCATION = 255  # a temporary memory is that much larger, so that its parts can be aligned
+_ALIGNED = 256  # bytes
+_ALLOCATION = 255  # bytes by which a temporary memory is larger, so that its parts can be aligned
 _BINS = 256
 # Keys of one tile, by the card's capability and bytes of a key, with an index of 8 bytes beside each. (An A100 sorts
 # shorter keys by another kernel.)
@@ -50,7 +50,7 @@ def sort(call: Call) -> int:
 
 
 def _radix_sort(count: int, key: int, passes: int) -> int:
-    """Bytes of the temporary memory.  key: bytes of a key."""
+    """Bytes of the temporary memory.  key: bytes of a key.  passes: over the keys, 8 bits each."""
     tile = _TILE.get(_capability(), {}).get(key)
     if tile is None:
         raise NotKnown(f"sorts of keys of {key} bytes on this card")
@@ -108,10 +108,10 @@ def grouped_product(call: Call) -> int:
 
 
 def _capability() -> tuple[int, int]:
-    """Of this process's device; of a Hopper if there is none."""
+    """The compute capability of this process's device; a Hopper's where there is none."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
 
 
 def multiprocessors() -> int:
-    """Of this process's device; of a Hopper where there is none."""
+    """How many multiprocessors this process's device has; a Hopper's number where there is none."""
     return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 132

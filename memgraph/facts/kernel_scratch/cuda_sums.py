@@ -2,8 +2,9 @@
 
     workspace [rows, columns] ── sum over the rows ──> [columns]
 
-A thread adds up some rows of four columns. Where a thread would have many rows, and the card has room for more blocks,
-the rows are divided among blocks, and each leaves its sums in scratch memory, and a count for each group of columns.
+A thread adds up some rows of one, two or four columns. Where a thread would have many rows, and the card has room for
+more blocks, the rows are divided among blocks, and each leaves its sums in scratch memory, and a count for each group
+of columns.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import torch
 from memgraph.facts.kernel_scratch.cuda_sorts import NotKnown, multiprocessors
 from memgraph.facts.kernel_scratch.operands import Call
 
-_THREADS = 512  # of a block at most, divided by the columns of a thread
+_THREADS = 512  # threads of a block at most, divided by the columns of a thread
 _WARP = 32
-_FEW_ROWS, _MANY_ROWS = 16, 256  # of one thread
+_FEW_ROWS, _MANY_ROWS = 16, 256  # rows of one thread
 _INDEXED = 2**31  # bytes; a larger tensor is summed up in parts
 
 
 def over_rows(call: Call) -> int:
-    """Of a float32 matrix without gaps, over its first dimension.  Raises NotKnown for any other sum."""
+    """Bytes of a sum of a float32 matrix without gaps over its first dimension.  Raises NotKnown for any other sum."""
     given, dims = call.named["self"], call.named["dim"]
     if len(given.size) != 2 or list(dims or ()) != [0] or given.dtype != torch.float32 or not given.dense((0, 1)):
         raise NotKnown("sums over other dimensions than the rows")
@@ -48,7 +49,7 @@ def _block(columns: int, rows: int, threads: int) -> tuple[int, int]:
 
 
 def _threads() -> int:
-    """That a multiprocessor of this process's device holds; a Hopper's where there is none."""
+    """How many threads a multiprocessor of this process's device holds; a Hopper's where there is none."""
     if not torch.cuda.is_available():
         return 2048
     return torch.cuda.get_device_properties().max_threads_per_multi_processor

@@ -27,7 +27,7 @@ _UNBOUNDED = 18
 # Smaller trials are made under every budget: bytes that a plan does not know may break it.
 SMALL = 64 * 1024**2
 _KEPT = 4096  # figures on disk
-_NOTES = 8
+_NOTES = 8  # operators that a report names
 
 _measured: dict[str, int] = {}  # by fingerprint and call; a figure never changes, so any thread may add one
 
@@ -157,7 +157,7 @@ def current() -> Kernels:
 
 @contextlib.contextmanager
 def looking_up(kernels: Kernels) -> Iterator[Kernels]:
-    """Within it `kernels` are the current ones, on this thread."""
+    """Within it `kernels` are the current ones, in this thread's context."""
     token = _current.set(kernels)
     try:
         yield kernels
@@ -187,7 +187,7 @@ def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
 
 
 def for_dry_run(cache: bool) -> Kernels:
-    """Kernels that try small calls only (a dry run tries small tiles as well), and go by rules and kept figures else.
+    """Kernels that try small calls only (a dry run tries small tiles as well), and else go by rules and kept figures.
 
     Without trials a convolution's scratch is its bound: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
     """

@@ -24,7 +24,7 @@ _CONVOLUTION = "aten::convolution"
 def of_operator(
     op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, device: str
 ) -> int:
-    """Bytes that a call in Inductor's wrapper holds beyond its outputs on `device`; arguments as Kernels.bytes_of."""
+    """Bytes that a call in Inductor's wrapper holds beyond its outputs; arguments as those of Kernels.bytes_of."""
     name = qualified_name(op)
     if name in ("memgraph::shard_product", "memgraph::shard_add_"):
         return _shards(*args[-2:], on_cuda=device == "cuda")
@@ -34,7 +34,7 @@ def of_operator(
 
 
 def of_node(node: fx.Node, device: str) -> int:
-    """Bytes that a node's operator holds beyond its outputs; 0 if Inductor makes the kernel itself."""
+    """Bytes that a node's operator holds beyond its outputs on `device`; 0 if Inductor makes the kernel itself."""
     name = qualified_name(node.target) if node.op == "call_function" else ""
     if name in ("memgraph::shard_product", "memgraph::shard_add"):
         return _shards(*map(described, node.args[-2:]), on_cuda=device == "cuda")

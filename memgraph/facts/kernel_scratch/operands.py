@@ -22,7 +22,7 @@ class Indescribable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A dense tensor: sizes and strides in elements."""
+    """A strided tensor: sizes and strides in elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -62,9 +62,11 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layou
 
 
 def described(value: Any) -> Any:
-    """An argument or a result with its tensors as Operands. Raises Indescribable.
+    """An argument or a result with its tensors as Operands, and its lists as tuples.
 
     value: also an FX node, for what it computes; or anything with the fields `size`, `stride` and `dtype`.
+    Raises Indescribable for tensors that are not strided and for other types, GraphError for a size that only data
+    decide.
     """
     if isinstance(value, fx.Node):
         return described(value.meta.get("val"))
@@ -118,7 +120,7 @@ class Call:
 
     @classmethod
     def of(cls, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> Call:
-        """Raises Indescribable."""
+        """A call with `described` arguments and results, a sparse result as its parts.  Raises as `described` does."""
         keywords = {name: described(value) for name, value in kwargs.items()}
         return cls(op, tuple(map(described, args)), keywords, described(_dense_parts(outputs)))
 

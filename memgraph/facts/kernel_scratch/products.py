@@ -16,7 +16,7 @@ PLAIN = frozenset(
     "transformers::grouped_mm_fallback_backward".split()
 )
 
-_BLOCK = 256  # rows of a packed block, and with its own float32 sums 256 KiB
+_BLOCK = 256  # rows of a packed block; the block's float32 sums take 256 KiB more
 
 
 def plain(call: Call) -> bool:
@@ -52,7 +52,7 @@ def _factors(call: Call) -> list[Operand]:
 
 
 def _dense(tensor: Operand) -> bool:
-    """Whether BLAS takes the matrices as they lie: one of the last two dimensions without steps, none that overlap."""
+    """Whether BLAS takes the matrices as they lie: one of the last two dimensions has stride 1, none overlaps."""
     if len(tensor.size) < 2:
         return True
     (*_, rows, columns), (*_, down, across) = tensor.size, tensor.stride

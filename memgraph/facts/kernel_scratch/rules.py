@@ -26,7 +26,7 @@ class Rule:
     bytes: Callable[[Call], int]
     """The bytes of a call."""
     exact: bool = False
-    """Whether the kernel takes just as much, within 1 % and 4 KiB, on every machine; else it is a bound."""
+    """Whether every machine's kernel takes that much, within 1 % and 4 KiB; else the bytes are a bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Linear:
     thread: int = 0
     """Bytes for each thread."""
     constant: int = 0
+    """Bytes of every call."""
 
     def __call__(self, call: Call) -> int:
         operands = self.inputs * call.inputs + self.outputs * call.made
@@ -51,13 +52,13 @@ def _nothing(call: Call) -> int:
 
 
 def _line_of_pairs(call: Call) -> int:
-    """The values of one line at a time, and their places (sort)."""
+    """The values along `dim`, a line of them at a time, and their places in int64 (sort)."""
     value = call.named["self"]
     return value.size[call.named["dim"]] * (value.dtype.itemsize + 8) if value.size else 0
 
 
 def _pairs(call: Call) -> int:
-    """A copy of the values, and their places (kthvalue)."""
+    """A copy of the values, and their places in int64 (kthvalue)."""
     value = call.named["self"]
     return value.nbytes // value.dtype.itemsize * (value.dtype.itemsize + 8)
 
@@ -160,7 +161,7 @@ RULES: dict[str, Rule] = {
 
 
 def rule_of(call: Call) -> Rule | None:
-    """The rule for a call's operator, None where there is none."""
+    """The rule for a call, None where there is none, or only a bound that was not measured on such a processor."""
     if call.name in products.PLAIN and products.plain(call):
         return Rule(_nothing, exact=True)
     if call.name in _ATTENTION and attention.plain(call):

@@ -120,7 +120,7 @@ def _of_the_mask(mask: fx.Node, queries: Any, keys: Any) -> str:
 
 
 def _differs(entries: Entries, mask: torch.Tensor, length: Any) -> str:
-    """How a mask differs from the causal one of a length; "" if it does not."""
+    """How a mask differs from the causal one for so many tokens; "" if it does not.  Raises NotKnown, TooIntricate."""
     query, key = variable("query"), variable("key")
     others = tuple(variable(f"dim {dim}") for dim in range(max(0, mask.dim() - 2)))
     within = (*inside((query, key), (length, length)), *inside(others, mask.shape[:-2]))

@@ -1,4 +1,4 @@
-"""When an entry of a tensor is true: linear inequalities, joined by and, or.
+"""When an entry of a tensor is true: linear inequalities, joined by "and" and "or".
 
 A negation needs no form of its own: over whole numbers, that `x >= 0` does not hold is `-x - 1 >= 0`.
 """
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from memgraph.facts.masks.linear import Linear, may_hold, whole
 
-# So many steps a question may take; most take fewer than ten.
+# The most steps that a question may take; most take fewer than ten.
 STEPS = 2000
 
 
@@ -83,7 +83,7 @@ def possible(*conditions: Condition) -> bool:
 
 
 def _possible(known: tuple[Linear, ...], pending: Sequence[Condition], steps: Iterator[int]) -> bool:
-    """Whether the inequalities that are known may hold together with the conditions."""
+    """Whether the inequalities that are known may hold together with the conditions.  steps: those that are left."""
     if next(steps, None) is None:
         raise TooIntricate
     choices: list[Some] = []

@@ -26,10 +26,10 @@ Cases: TypeAlias = tuple[tuple[Condition, Number], ...]
 Entry: TypeAlias = Condition | Cases
 Place: TypeAlias = tuple[Linear, ...]
 Within: TypeAlias = tuple[Condition, ...]
-"""What is known of the place."""
+"""What is known of a place: all of these conditions hold."""
 Rule: TypeAlias = Callable[["Entries", Call, Place, Within], Entry]
 
-# More cases of one entry than this are no mask of positions.
+# No entry of a mask of positions has more cases than this.
 MOST = 32
 # No symbolic size is larger: there is no memory for such a tensor.
 LARGEST = 1 << 47
@@ -45,7 +45,7 @@ class Entries:
         self._fresh = 0
 
     def _bounds(self) -> dict[str, Within]:
-        """By symbol that is the size of a tensor, what that says of it. A symbol may be any number else."""
+        """By symbol that is the size of a tensor: it is 0 or more, and at most LARGEST. Others may be any number."""
         lengths = {part for call in self.trace.calls.values() for part in map(size, call.output.shape)}
         return {
             length.terms[0][0]: (at_least(length), at_least(LARGEST, length))
@@ -184,7 +184,7 @@ def rounded(number: float, dtype: torch.dtype) -> float:
 
 
 def aligned(place: Place, shape: Sequence[Any]) -> Place:
-    """The place in an operand from which an operator that works entry by entry reads for a place of its output."""
+    """The place that an entry-by-entry operator reads in an operand of this shape, for a place of its output."""
     last = place[len(place) - len(shape) :]
     return tuple(
         whole(0) if isinstance(length, int) and length == 1 else index
@@ -198,14 +198,14 @@ def joined(one: Cases, other: Cases, function: Callable[[Number, Number], Number
 
 
 def one_of(parts: Iterable[tuple[Condition, Entry]], dtype: torch.dtype) -> Entry:
-    """Entries of a tensor of a type, each with the condition under which it is the one."""
+    """One entry of several, each with the condition under which it applies.  dtype: of the tensor that it stands in."""
     if dtype is torch.bool:
         return some(*(every(condition, as_condition(entry)) for condition, entry in parts))
     return tuple((every(condition, case), number) for condition, entry in parts for case, number in as_cases(entry))
 
 
 def inside(place: Iterable[Linear], shape: Iterable[Any]) -> Within:
-    """That a place is one of a tensor of this shape."""
+    """The conditions under which a place lies in a tensor of this shape."""
     found: list[Condition] = []
     for index, length in zip(place, shape, strict=True):
         found += [at_least(index), at_least(size(length), index + 1)]

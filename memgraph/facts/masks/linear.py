@@ -3,7 +3,7 @@
 Problem: is there no assignment of whole numbers to the variables (places in a tensor, symbolic sizes) for which all of
 some linear expressions are 0 or more? A proof that a mask is the causal one consists of such questions.
 Why not a library: the answer has to be exact, with numbers of any size; there are two to eight variables, and a solver
-for whole programs (scipy's) works with floating point.
+for integer programs (scipy's) works with floating point.
 Algorithm: Fourier and Motzkin's elimination, one variable after another. Where all coefficients of an inequality have a
 divisor, the constant is rounded down to a multiple of it, as the variables are whole numbers. "Cannot hold" is a proof;
 "may hold" is none, as fractions may be needed, or the inequalities became too many.

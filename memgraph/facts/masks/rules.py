@@ -44,7 +44,7 @@ def _arange(entries: Entries, call: Call, place: Place, within: Within) -> Entry
 
 
 def _filled(number: Any = None) -> Rule:
-    """A tensor of one number; None: of that which the call says."""
+    """The rule for tensors of one number; None: the number is an argument of the call."""
 
     def rule(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
         given = call.arguments

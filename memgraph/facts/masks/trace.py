@@ -46,7 +46,7 @@ class Trace:
         self.calls: dict[int, Call] = {}
         """By the identity of its output, which the call keeps alive."""
         self.names: dict[int, str] = {}
-        """By its identity, the name of a tensor that the graph is given."""
+        """By identity of a tensor that the graph is given, its name."""
         self._kept: list[Any] = []
         cone = _cone(node)
         mode = compat.fake_mode_of([part.meta.get("example_value") for part in cone])
@@ -121,7 +121,7 @@ def is_given(node: fx.Node) -> bool:
 
 
 def _cone(node: fx.Node) -> list[fx.Node]:
-    """The nodes from which a node is made, itself among them, in the graph's order."""
+    """The nodes from which a node is made, itself among them, in the graph's order.  Raises NotKnown above MOST."""
     found, pending = {node}, [node]
     while pending:
         part = pending.pop()

@@ -20,7 +20,7 @@ from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.states import REPLICATED, ROUTING, Sharded, State
 from memgraph.facts.views import is_view, view_base
 
-# An input this many times thinner than a token's row stays an input, however it is made.
+# An input with over this many times fewer numbers than `Frame.numbers` stays an input, however it is made.
 THIN = 8
 
 
@@ -124,7 +124,7 @@ def spreads(frame: Frame, node: fx.Node, state: State) -> bool:
 
 
 def is_spared(draft: Draft, node: fx.Node) -> bool:
-    """Whether readers outside have the value from outside."""
+    """Whether readers outside get the value from outside: each shard computes it for itself alone."""
     return node in draft.spared or draft.states[node] == REPLICATED
 
 

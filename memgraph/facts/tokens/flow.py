@@ -24,7 +24,7 @@ from memgraph.facts.tokens.states import REPLICATED, MixesTokens, Sharded, State
 
 
 class TokenFlow:
-    """The draft of a region, and the steps that change it; what the rules ask (`rules.Flow`)."""
+    """The draft of a region, and the steps that change it. It answers what the rules ask (`rules.Flow`)."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame, self.tokens = frame, frame.tokens
@@ -93,7 +93,7 @@ class TokenFlow:
         return self.attempt(include)
 
     def attempt(self, step: Callable[[], None]) -> bool:
-        """Take a step; if it mixes tokens, keep the draft as it was and return False."""
+        """Take a step; if it raises MixesTokens, keep the draft as it was and return False."""
         before = self.draft
         try:
             step()
@@ -103,7 +103,7 @@ class TokenFlow:
         return True
 
     def add(self, node: fx.Node) -> None:
-        """Make a node a member: its rule gives its state."""
+        """Make a node a member: its rule gives its state.  Raises MixesTokens."""
         before = self.known(node)
         self.draft = border.entered(self.frame, self.draft, node)
         state = REPLICATED if node in self.frame.graph.dead else rule_of(node)(node, self)
@@ -115,7 +115,7 @@ class TokenFlow:
             self.draft = dataclasses.replace(self.draft, pending=self.draft.pending.union(node.users))
 
     def spread(self) -> None:
-        """Work off the worklist."""
+        """Make all pending readers members, and theirs in turn.  Raises MixesTokens."""
         while self.draft.pending:
             node = min(self.draft.pending, key=self.frame.graph.place.__getitem__)
             self.draft = dataclasses.replace(self.draft, pending=self.draft.pending - {node})

@@ -26,7 +26,7 @@ SIZED = {
     )
     for name in names.split()
 }
-# Their output has a row for each row of their inputs, although torch does not tag them pointwise.
+# Operators whose output has a row for each row of their inputs, although torch does not tag them pointwise.
 SAME_SHAPE = aten_names("clone _to_copy where rsqrt copy lift_fresh_copy zeros_like ones_like full_like empty_like")
 SAME_SHAPE |= frozenset(("prims::convert_element_type", "prims::fma", "prims::device_put"))
 
@@ -35,7 +35,7 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_fused_attention_overrideable"
 )
-# They mix tokens by what they are for, so that no rule is missing.
+# Operators whose purpose is to mix tokens: a refusal says so, and not that a rule is missing.
 MIXERS = (
     aten_names(_ATTENTION)
     | aten_names(" ".join(f"{name}_backward" for name in _ATTENTION.split()))

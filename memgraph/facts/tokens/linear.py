@@ -23,7 +23,7 @@ Test = Callable[[fx.Node, Collection[fx.Node]], bool]
 
 
 def linear(node: fx.Node, dependent: Collection[fx.Node]) -> bool:
-    """Whether a node is linear in those of its inputs that depend on something, taken together."""
+    """Whether a node is linear in those of its inputs that are in `dependent`, taken together."""
     if is_tensor(node) and not node.meta["val"].dtype.is_floating_point:
         return False  # rounded to whole numbers, or compared
     if family(node.target) == "getitem" or _views(node):
@@ -33,7 +33,7 @@ def linear(node: fx.Node, dependent: Collection[fx.Node]) -> bool:
 
 
 def _moving(node: fx.Node, dependent: Collection[fx.Node]) -> list[fx.Node]:
-    """The inputs that depend on something."""
+    """The inputs that are in `dependent`."""
     return [read for read in node.all_input_nodes if read in dependent]
 
 
@@ -89,7 +89,7 @@ def _written(place: int, node: fx.Node, dependent: Collection[fx.Node]) -> bool:
 
 
 def _all_move(items: Iterable[Any], dependent: Collection[fx.Node]) -> bool:
-    """Whether all items depend on something or are zero."""
+    """Whether all items are in `dependent` or are zero."""
     return all(item in dependent or _zero(item) for item in items)
 
 

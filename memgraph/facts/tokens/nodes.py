@@ -27,7 +27,7 @@ def tensors(node: fx.Node) -> list[fx.Node]:
 
 
 def argument(node: fx.Node, name: str, default: Any = None) -> Any:
-    """An argument by its name in the operator's schema."""
+    """An argument by its name in the operator's schema; `default` where the schema has no such name or no default."""
     for place, known in enumerate(node.target._schema.arguments):
         if known.name == name:
             if place < len(node.args):
@@ -37,7 +37,7 @@ def argument(node: fx.Node, name: str, default: Any = None) -> Any:
 
 
 def counts_from_zero(node: fx.Node) -> bool:
-    """Whether one of the COUNTERS gives 0, 1, 2, ..."""
+    """Whether a node, one of the COUNTERS, gives 0, 1, 2, ..."""
     return len(node.args) == 1 and node.kwargs.get("start", 0) == 0 and node.kwargs.get("step", 1) == 1
 
 

@@ -38,7 +38,7 @@ class TokenRegion:
     wide_bytes: int
     """The bytes of all its wide values together."""
     row_bytes: int
-    """The bytes a token of its widest value."""
+    """The bytes that its widest value has for each token."""
     tangent: str = ""
     """The one scalar tangent that its backward depends on; "" if the backward depends on anything else."""
     chain: tuple[str, ...] = ()

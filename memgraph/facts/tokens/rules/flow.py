@@ -29,13 +29,13 @@ class Flow(Protocol):
         """The state that the reader of a node asks for, None if the node was not reached from a reader."""
 
     def read(self, node: fx.Node, reader: fx.Node) -> State:
-        """The state of a node, by default if nothing has decided it."""
+        """The state of a node; if nothing has decided it, it gets its default.  Raises MixesTokens."""
 
     def computed(self, node: fx.Node) -> State:
         """The state of a node that each shard has to compute by itself.  Raises MixesTokens if a shard cannot."""
 
     def require(self, node: fx.Node, state: State, reader: fx.Node) -> State:
-        """Give a node its state.  Raises MixesTokens if it has another one."""
+        """Give a node a state, and return that.  Raises MixesTokens if it has another one, or cannot have this one."""
 
 
 Rule = Callable[[fx.Node, Flow], State]

@@ -115,7 +115,7 @@ def _diagonal_scatter(node: fx.Node, flow: Flow) -> State:
 
 
 def _scatter_part(node: fx.Node, flow: Flow, gone: Sequence[int]) -> State:
-    """Writes a part that lacks some dimensions of the base: one, or two that the part has as one."""
+    """Writes a part that lacks some dimensions of the base: `dim`, or the two of a diagonal, which it has last."""
     base, part = node.args[:2]
     state, written = flow.known(base), flow.known(part)
     if not isinstance(state, Sharded) and isinstance(written, Sharded):

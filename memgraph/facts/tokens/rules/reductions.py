@@ -15,7 +15,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _sum(node: fx.Node, flow: Flow) -> State:
-    """A sum or a mean.  Over all tokens, each shard has a part of it."""
+    """A sum or a mean.  Over the tokens it is partial: each shard has a part of it."""
     state = read_first(node, flow)
     if isinstance(state, Sharded):
         over = set(dims_of(argument(node, "dim"), len(shape_of(node.args[0])))).intersection(state.dims)
