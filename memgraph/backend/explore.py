@@ -24,6 +24,7 @@ from memgraph.backend.joint_graph import Planned, Planning
 from memgraph.backend.options import Options
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
+from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import storage_span
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards
@@ -46,10 +47,10 @@ class Answer:
 
 
 class Explorer:
-    """Answers questions about one captured step.  kernels: notes on kernel scratch, for its reports."""
+    """Answers questions about one captured step."""
 
-    def __init__(self, step: Step, cuts: Cuts, kernels: tuple[str, ...] = ()) -> None:
-        self.step, self.cuts, self.kernels = step, cuts, kernels
+    def __init__(self, step: Step, cuts: Cuts) -> None:
+        self.step, self.cuts = step, cuts
         placeholders = cuts.joint.module.graph.find_nodes(op="placeholder")
         symbols = set().union(*(compat.symbols_in(node.meta.get("val")) for node in placeholders))
         self.symbols: tuple[str, ...] = tuple(sorted(map(str, symbols)))
@@ -87,7 +88,7 @@ class Explorer:
         bound = planning.bound
         step = dataclasses.replace(self.step, options=options, baseline=level - self.step.to_come)
         budget = None if bound.bytes is None else level + bound.bytes
-        notes = (*planning.tiers.notes, *self.kernels)
+        notes = (*planning.tiers.notes, *kernel_scratch.current().notes)
         return dry_report(step, planned, "explored", budget, notes), planned
 
     def on_tier(self, planned: Planned, options: Options, tier: str) -> int:

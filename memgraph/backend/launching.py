@@ -14,7 +14,6 @@ from memgraph.backend.alike import ranks_of
 from memgraph.backend.attempts import Attempts
 from memgraph.backend.budget import held_back
 from memgraph.backend.inductor import Job
-from memgraph.backend.progress import Progress
 from memgraph.backend.training import Purpose
 from memgraph.base import compat
 from memgraph.base.errors import BudgetError, OffloadError, PlanError, PlanWarning, RanksError
@@ -93,9 +92,7 @@ class Launching:
         self.budget = attempts.job.budget
         if self.known is None or self.budget is None:
             return first.call
-        self.job = dataclasses.replace(
-            self.job, gm=self.known.graph, inputs=self.known.inputs, progress=Progress(self.job.options.progress)
-        )
+        self.job = dataclasses.replace(self.job, gm=self.known.graph, inputs=self.known.inputs)
         self.sizes.append(entry.sizes)
         reserve, alike = held_back(self.job.options, self.job.device), self.ranks is not None
         self.graph = StepGraph(

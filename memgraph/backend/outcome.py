@@ -146,6 +146,7 @@ def found_again(report: Report, *, graph: str, baseline: int, to_come: int, budg
         budget=report.budget + moved if budget is None and report.budget is not None else budget,
         unplanned_peak=report.unplanned_peak + moved,
         predicted_peak=report.predicted_peak + moved,
+        least_peak=None if report.least_peak is None else report.least_peak + moved,
         cached=True,
     )
 

@@ -169,10 +169,11 @@ class Tiling:
         for i, region in enumerate(self.regions):
             request = self._request(region)
             if request is not None:
-                size = (region.tokens, region.row_bytes, len(region.forward), len(region.backward))
+                size = (self._length(region), region.row_bytes, len(region.forward), len(region.backward))
                 alike.setdefault((region.kind, size, request), []).append(i)
         groups = []
-        for (kind, (tokens, *_), request), members in alike.items():
+        for (kind, _, request), members in alike.items():
+            tokens = self.regions[members[0]].tokens
             groups.append(
                 Group(
                     kind,
@@ -185,6 +186,13 @@ class Tiling:
                 )
             )
         return groups
+
+    def _length(self, region: TokenRegion) -> str:
+        """A region's tokens as an expression: regions that have as many at one size alone are no equal ones."""
+        if not self.symbols:
+            return str(region.tokens)
+        nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        return str(tokens_of(nodes, region))
 
     def _most(self, place: int) -> int:
         """How many shards a region may have, whoever asks for them.

@@ -13,6 +13,7 @@ from memgraph.backend.budget import Bound, bound_of, budget_on, held_back
 from memgraph.backend.destinations import for_launches, tiers
 from memgraph.backend.inductor import Job, key_of
 from memgraph.backend.options import Options
+from memgraph.backend.progress import Progress
 from memgraph.base import compat
 from memgraph.machine.hardware import Hardware, load
 from memgraph.machine.measure import allocated_bytes
@@ -158,7 +159,7 @@ def _of_this_process(job: Job, purpose: Purpose) -> TrainingJob:
     hardware, entry = load(job.device), purpose.entry or Entry(allocated_bytes(job.device))
     known = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
     return TrainingJob(
-        **known | {"gm": rewritten.graphs.module},
+        **known | {"gm": rewritten.graphs.module, "progress": Progress(job.options.progress)},
         hardware=hardware,
         entry=entry,
         budget=purpose.budget or budget_on(job.device, job.options, hardware, entry.level),

@@ -149,7 +149,7 @@ def _change(near: Nearest, found: Fit) -> tuple[str, str]:
 
 
 def _notes(found: Fit, made: Made) -> Iterator[str]:
-    wanted = ("this torch was built without CUDA", "scratch memory of CUDA", "the function makes several graphs")
+    wanted = ("this torch was built without CUDA", "scratch memory of ", "the function makes several graphs")
     known = [note for note in found.report.notes if note.startswith(wanted)]
     unknown = [] if found.optimizer is None or not found.optimizer.note else [found.optimizer.note]
     yield from [*made.notes, *unknown, *known][:NOTES]

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.base.sizes import round_up
 from memgraph.lower.memory import Log, Memory
 from memgraph.lower.tensors import Shadow, Storage
 from memgraph.lower.wrapper import Interpreter, NotReadable
@@ -71,6 +72,7 @@ class Output:
     dtype: torch.dtype | None = None
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,14 @@ class Lowered:
     it is."""
     reuses: tuple[Reuse, ...] = ()
     """Storages that another value is written to, and that got another name."""
+    device: str = "cpu"
+    """The kind of device whose memory this is about."""
+    granularity: int = 1
+    """Events are rounded up to a multiple of so many bytes."""
+
+    def counts(self, device: str) -> bool:
+        """Whether bytes on a device, such as "cuda:0", are among those that the events are about."""
+        return torch.device(device).type == self.device
 
     @property
     def peak(self) -> int:
@@ -126,7 +136,8 @@ def read_wrapper(
     outputs = interpreter.call("call", _arguments(inputs, record, device, granularity))
     events = tuple(log)  # taken before the outputs go, whose end is no part of the call
     described = tuple(_describe(output, first) for output in outputs)
-    return Lowered(phase, tuple(inputs), described, events, interpreter.launches, tuple(_reuses(memory, phase)))
+    reuses = tuple(_reuses(memory, phase))
+    return Lowered(phase, tuple(inputs), described, events, interpreter.launches, reuses, device, granularity)
 
 
 def _reuses(memory: Memory, phase: Phase) -> Iterator[Reuse]:
@@ -145,7 +156,7 @@ def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: i
     storages: dict[int | str, Storage] = {}
     for given in inputs:
         if given.dtype is not None and given.storage not in storages:
-            nbytes = -(-given.bytes // granularity) * granularity
+            nbytes = round_up(given.bytes, granularity)
             counted = owned[given.storage] and torch.device(given.device).type == device
             storages[given.storage] = Storage(given.storage, nbytes, record if counted else None)
     return [
@@ -161,7 +172,8 @@ def _describe(output: object, first: Mapping[int | str, str]) -> Output:
     if not isinstance(output, Shadow):
         return Output()
     storage = output.storage
-    return Output(storage.name, storage.bytes, first.get(storage.name), output.dtype, output.size, output.stride)
+    place, shape = first.get(storage.name), (output.size, output.stride)
+    return Output(storage.name, storage.bytes, place, output.dtype, *shape, output.device)
 
 
 def placeholders(gm: fx.GraphModule) -> tuple[tuple[str, Any], ...]:
@@ -261,13 +273,19 @@ def step_timeline(
     """
     events, reuses = list(forward.events), list(forward.reuses)
     stay = {output.storage for n, output in enumerate(forward.outputs) if n not in dropped}
-    gone = {output.storage: output.bytes for n, output in enumerate(forward.outputs) if output.input is None}
-    events += [Event("forward", str(name), -size) for name, size in gone.items() if name not in stay and size]
+    made = [output for output in forward.outputs if output.input is None and forward.counts(output.device)]
+    gone = {output.storage: output.bytes for output in made if output.storage not in stay and output.bytes}
+    events += [Event("forward", str(name), -size) for name, size in gone.items()]
     if backward is not None:
         known = saved or {}
-        tangents = [given for i, given in enumerate(backward.inputs) if i not in known and given.bytes]
-        events += [Event("backward", str(given.storage), given.bytes) for given in tangents]
+        given = [tangent for i, tangent in enumerate(backward.inputs) if i not in known and tangent.bytes]
+        tangents = [
+            (str(tangent.storage), round_up(tangent.bytes, backward.granularity), tangent.owned)
+            for tangent in given
+            if backward.counts(tangent.device)
+        ]
+        events += [Event("backward", name, size) for name, size, _ in tangents]
         reuses += [replace(reuse, after=reuse.after + len(events)) for reuse in backward.reuses]
         events += backward.events
-        events += [Event("backward", str(given.storage), -given.bytes) for given in tangents if not given.owned]
+        events += [Event("backward", name, -size) for name, size, owned in tangents if not owned]
     return Timeline(tuple(events), tuple(reuses))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -182,13 +183,14 @@ class Timeline:
         if not sums:
             return ()
         top = sums.index(max(sums))
-        live: dict[tuple[str, Where], Event] = {}
+        live: dict[tuple[str, Where], list[Event]] = {}  # several where copies of one value stand
         for event in self.events[: top + 1]:
+            there = live.setdefault((event.value, event.where), [])
             if event.bytes > 0:
-                live[event.value, event.where] = event
-            else:
-                live.pop((event.value, event.where), None)
-        return tuple(sorted(live.values(), key=lambda event: -event.bytes))
+                there.append(event)
+            elif there:
+                there.pop(0)
+        return tuple(sorted(itertools.chain(*live.values()), key=lambda event: -event.bytes))
 
 
 class Doing(enum.Enum):

@@ -24,6 +24,9 @@ from scipy.sparse import lil_array
 
 from memgraph.step.variants import Envelope
 
+INFEASIBLE = 2  # the status of scipy's `milp` where no choice keeps all rows
+SECONDS = 5.0  # that the solver may take
+
 
 @dataclasses.dataclass(frozen=True)
 class Option:
@@ -55,10 +58,14 @@ class Launch:
     """The same for the backward."""
 
 
-def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...] | None:
-    """The place in its menu of each launch's plan; None where no choice that stays within `room` bytes is found.
+class Unsolved(Exception):
+    """The solver has found no choice in its time, and does not know that there is none."""
 
-    plans: the most that one graph may use.
+
+def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...] | None:
+    """The place in its menu of each launch's plan; None where no choice stays within `room` bytes.
+
+    plans: the most that one graph may use.  Raises Unsolved.
     """
     starts = np.cumsum([0, *(len(launch.menu) for launch in launches)])
     graphs = list(dict.fromkeys(launch.graph for launch in launches))
@@ -106,9 +113,11 @@ def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...]
         integrality=np.ones(width),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(matrix.tocsr(), lower, [*upper, *[1.0] * len(launches)]),
-        options={"time_limit": 5.0},
+        options={"time_limit": SECONDS},
     )
     if solved.x is None:
+        if solved.status != INFEASIBLE:
+            raise Unsolved(solved.message)
         return None
     return tuple(
         max(range(len(launch.menu)), key=lambda place: solved.x[starts[number] + place])

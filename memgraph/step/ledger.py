@@ -64,10 +64,10 @@ class Ledger:
         newest = there[-1]
         where = newest.device
         rounds = [(number, [x for x in launches if x.device == where]) for number, launches in everything]
-        gone = newest.graph() is None
-        # Rounds of a model that is gone are no part of the present one's steps.
-        rounds = [(n, launches) for n, launches in rounds if launches and (launches[0].graph() is None) is gone]
+        rounds = [(number, launches) for number, launches in rounds if launches]
         last = rounds[-1][1]
+        # Rounds of a model that is gone are no part of the present one's steps.
+        rounds = [(number, launches) for number, launches in rounds if _is_gone(launches) is _is_gone(last)]
         return StepReport(
             device=str(where),
             budget=newest.budget,
@@ -83,6 +83,11 @@ class Ledger:
             rank=compat.rank_here(),
             parts=tuple(_parts(last)),
         )
+
+
+def _is_gone(launches: Sequence[Launched]) -> bool:
+    """Whether no graph of a round is there any more."""
+    return all(launch.graph() is None for launch in launches)
 
 
 def _graphs(launches: Sequence[Launched]) -> list[GraphFigures]:

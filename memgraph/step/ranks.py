@@ -64,6 +64,8 @@ class Ranks:
         concluded = self._said(what, turn, None)
         if turn:  # all have read the turn before, or they would not have come to this one
             self._store.delete_key(self._key(turn - 1, self._rank))
+            if self._rank == self._members[0]:
+                self._store.delete_key(self._key(turn - 1, None))
         return concluded
 
     def same(self, what: str, mine: str) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from memgraph.base.errors import BudgetError
 from memgraph.step import telling
-from memgraph.step.joint import Launch, Option, choose
+from memgraph.step.joint import Launch, Option, Unsolved, choose
 from memgraph.step.launched import Launched
 from memgraph.step.recording import Mark, Moment
 from memgraph.step.run import Run
@@ -131,7 +131,11 @@ class Rounds:
         if name in self._tried:  # it is not tried at every step
             return ()
         start = time.perf_counter()
-        chosen = self._choose(known, graphs, first, graph)
+        try:
+            chosen = self._choose(known, graphs, first, graph)
+        except Unsolved as problem:  # each launch keeps the budget by itself then
+            _logger.debug("the plans of a round are not chosen together: %s", problem)
+            chosen = ()
         self._tried.add(name)  # a refusal is said at every step
         _logger.debug("a round of %d launches: %.1f s to choose and compile", len(known), time.perf_counter() - start)
         if chosen:
@@ -164,19 +168,21 @@ class Rounds:
         """
         room = asked.room
         for attempt in range(TRIES + 1):
-            menus = {id(graph): _menu(graph, known, offers=attempt < TRIES) for graph in graphs}
+            menus = _menus(graphs, known, offers=attempt < TRIES)
             launches = _launches(known, graphs, menus, first)
             slack = int(room * SLACK)
             places = choose(launches, room - slack, PLANS)
             if places is None:
                 slack, places = 0, choose(launches, room, PLANS)
             if places is None:
-                menus = {id(graph): _menu(graph, known, offers=False) for graph in graphs}
+                menus = _menus(graphs, known, offers=False)
+                if not all(menus.values()):  # what a graph's plans take with these sizes is not known
+                    return ()
                 launches = _launches(known, graphs, menus, first)
                 if self._outside_alone(known, launches, asked):
                     return ()
                 raise _refusal(launches, first.entry, asked)
-            picked = [menus[id(graph)][place][1] for graph, place in zip(graphs, places, strict=True)]
+            picked = [menus[id(graph)][place] for graph, place in zip(graphs, places, strict=True)]
             compiled = [plan for plan in picked if isinstance(plan, Variant)]
             if len(compiled) == len(picked):
                 levels = (level + slack for level in _levels(launches, places))
@@ -197,12 +203,20 @@ class Rounds:
 def _enough(launches: list[Launch], room: int) -> int:
     """A room that some choice of plans keeps, hardly more than the least."""
     low, high = room, 2 * room
-    while choose(launches, high, PLANS) is None:
+    while not _is_kept(launches, high):
         low, high = high, 2 * high
     while high - low > max(1, room // 1024):
         middle = (low + high) // 2
-        low, high = (low, middle) if choose(launches, middle, PLANS) is not None else (middle, high)
+        low, high = (low, middle) if _is_kept(launches, middle) else (middle, high)
     return high
+
+
+def _is_kept(launches: list[Launch], room: int) -> bool:
+    """Whether a choice of plans is found that keeps a room."""
+    try:
+        return choose(launches, room, PLANS) is not None
+    except Unsolved:
+        return False
 
 
 def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph) -> BudgetError:
@@ -219,23 +233,30 @@ def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph) -> Budge
     )
 
 
-Menu = list[tuple[Option, "Variant | Offer"]]
+Menu = list["Variant | Offer"]
+"""The plans that all launches of a graph in a round choose among."""
+
+
+def _menus(graphs: list[PlannedGraph], known: Known, *, offers: bool) -> dict[int, Menu]:
+    """The menu of each graph, by its identity.  offers: as of `_menu`."""
+    return {id(graph): _menu(graph, known, offers=offers) for graph in graphs}
 
 
 def _menu(graph: PlannedGraph, known: Known, *, offers: bool) -> Menu:
-    """The plans of a graph, compiled ones first, with what they take with the sizes of its first launch of the round.
+    """The plans of a graph, compiled ones first: those of which it is known what they take in each of its launches.
 
     offers: also those that are not compiled.
     """
-    sizes = next(launch.entry.sizes for launch, _ in known if launch.graph() is graph)
-    found: Menu = []
-    for variant in graph.variants:
-        envelope = variant.envelope(sizes)
-        if envelope is not None:
-            found.append((Option(envelope, variant.seconds), variant))
-    if offers:
-        found += [(Option(offer.envelope, offer.seconds), offer) for offer in graph.offers]
-    return found
+    sizes = {launch.entry.sizes for launch, _ in known if launch.graph() is graph}
+    compiled = [variant for variant in graph.variants if all(variant.envelope(each) is not None for each in sizes)]
+    return [*compiled, *(graph.offers if offers else [])]
+
+
+def _option(plan: Variant | Offer, sizes: Sizes) -> Option:
+    """What a plan of a menu takes with the sizes of a launch; of an offer, with those that it was made for."""
+    envelope = plan.envelope if isinstance(plan, Offer) else plan.envelope(sizes)
+    assert envelope is not None  # or it were on no menu
+    return Option(envelope, plan.seconds)
 
 
 def _launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu], first: Launched) -> list[Launch]:
@@ -252,7 +273,7 @@ def _launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu], 
         found.append(
             Launch(
                 id(graph),
-                tuple(option for option, _ in menus[id(graph)]),
+                tuple(_option(plan, launch.entry.sizes) for plan in menus[id(graph)]),
                 forward.level + higher_later - sum(held[number] for number in launch.open_in_forward),
                 backward.level + higher_later - others - envelope.held,
                 launch.open_in_forward,

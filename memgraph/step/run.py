@@ -126,13 +126,16 @@ class Run:
 
         def begins(*_: Any) -> None:
             with self._lock:
+                if launch.round is not self.round:  # a retained graph runs again, in a round that does not know it
+                    return
                 launch.backward_begins(tuple(number for number in self._open() if self.round[number] is not launch))
                 if launch.returned is not None and self.round[-1] is launch:
                     launch.given_up = launch.returned.dropped()
             self.mark(launch, Moment.BACKWARD)
 
         def ends(*_: Any) -> None:
-            self.mark(launch, Moment.END)
+            if launch.round is self.round:
+                self.mark(launch, Moment.END)
             launch.closed = True
 
         node.register_prehook(begins)

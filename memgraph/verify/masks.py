@@ -154,7 +154,8 @@ def _at(call: fx.Node, now: fx.Node, mask: torch.Tensor, sampler: Sampler) -> It
         if bool(wrong.any()):
             yield f"the mask of {call.name} is not the causal one at {int(wrong.sum())} of {wrong.numel()} places"
             return
-        few = held[:SEQUENCES] if held.dim() == 4 else held
+        # All of its sequences and heads say the same: one stands for all that the queries have.
+        few = held[(slice(1),) * (held.dim() - 2)]
         want, got = (_attend(node, shapes, few if node is call else None, len(places)) for node in (call, now))
         if want.shape != got.shape:
             yield f"{call.name} has another shape without its mask"

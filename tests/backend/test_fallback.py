@@ -217,7 +217,7 @@ def test_a_warm_report_tells_the_baseline_of_this_compilation():
     assert warm.cached and not cold.cached
     moved = warm.baseline - cold.baseline
     assert moved >= more.nbytes
-    for name in ("budget", "unplanned_peak", "predicted_peak"):
+    for name in ("budget", "unplanned_peak", "predicted_peak", "least_peak"):
         assert getattr(warm, name) == getattr(cold, name) + moved
     assert warm.stages != cold.stages
 

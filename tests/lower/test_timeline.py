@@ -270,6 +270,21 @@ def test_step():
     assert step_timeline(forward, None).peak == 2 * KIB
 
 
+def test_what_lies_on_another_device_is_no_part_of_a_step():
+    body = """
+        buf0 = empty_strided_cuda((3, ), (1, ), torch.float32)
+        buf1 = empty_strided_cpu((3000, ), (1, ), torch.float32)
+        return (buf0, buf1, )
+    """
+    forward = read(body, device="cuda")
+    given = [tensor("buf0", 3, device="cuda"), tensor("there", 75, device="cuda"), tensor("here", 75)]
+    backward = read("return (None, )", saved_inputs(given, forward, {0: 0}), device="cuda")
+    saved_and_tangent = 2 * 512  # in blocks
+    assert max(step_timeline(forward, backward, {0: 0}, dropped={1}).sums()) == saved_and_tangent
+    assert min(step_timeline(forward, backward, {0: 0}, dropped={1}).sums()) >= 0
+    assert step_timeline(forward, None, dropped={0, 1}).sums()[-1] == 0
+
+
 def test_a_sparse_gradient_holds_its_indices_and_values():
     make = "torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default"
     lowered = read(f"""

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from memgraph.facts.actions import Offload, Recompute
 from memgraph.planner.course import Course, described, held, named, timed, timeline
-from memgraph.planner.decisions import Doing, Event, Reuse, Timeline
+from memgraph.planner.decisions import Doing, Event, Reuse, Timeline, Where
 from memgraph.planner.explain import make_plan
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
@@ -114,3 +114,12 @@ def test_reuses_are_those_after_which_another_value_is_held():
     found, known = held(Timeline((), told), names | {"backward.buf3": "b0"}, {"f0", "f1", "f2", "b0"})
     assert found.reuses == (Reuse(2, "forward.buf0", "f2"), Reuse(5, "forward.buf5", "b0"))
     assert known["forward.buf5"] == "f0" and known["forward.buf0"] == "f0"
+
+
+def test_copies_of_a_value_that_stand_at_the_peak_are_two():
+    first, second = Event("backward", "x", 30, Where.BACKWARD), Event("backward", "x", 50, Where.BACKWARD)
+    gone = dataclasses.replace(first, bytes=-30)
+    assert Timeline((first, second)).live_at_peak() == (second, first)
+    assert Timeline((first, second, gone, first)).live_at_peak() == (second, first)
+    more = Event("backward", "y", 100)
+    assert Timeline((first, second, gone, more)).live_at_peak() == (more, second)

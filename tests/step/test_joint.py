@@ -1,10 +1,13 @@
 """The choice of plans for a round, against all choices."""
 
 import itertools
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memgraph.step import joint
 from memgraph.step.joint import Launch, Option, choose
 from memgraph.step.variants import Envelope
 
@@ -83,3 +86,10 @@ def test_no_more_plans_than_may_be_compiled():
     for plans in (1, 2):
         places = choose(layers, 11, plans)
         assert len(set(places)) <= plans and sum(places) <= 11
+
+
+def test_a_solver_that_runs_out_of_time_does_not_say_that_nothing_fits(monkeypatch):
+    launch = Launch("layer", (Option(Envelope(8, 1, 8), 1.0),), 0, 0, (), ())
+    monkeypatch.setattr(joint, "milp", lambda *_, **__: SimpleNamespace(x=None, status=1, message="time limit"))
+    with pytest.raises(joint.Unsolved, match="time limit"):
+        choose([launch], 100, plans=1)

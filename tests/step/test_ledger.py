@@ -312,3 +312,16 @@ def test_a_round_that_was_recorded_in_part_has_no_measured_peak():
     x.sum().backward()
     (some,) = world.run.ledger.report().rounds
     assert some.launches[0].measured_forward is not None and some.measured_peak is None
+
+
+def test_the_newest_round_is_shown_though_its_first_graph_is_gone():
+    world = World(200 * KIB)
+    first, second = world.graph([plan(10, 2, 10, 0.1)], ends=False), lone(world)
+    step(world, [first, second])
+    number = world.run.ledger.report().rounds[-1].number
+    world.rounds._learned.clear()
+    world.run.last.clear()
+    del first
+    gc.collect()
+    assert world.run.round[0].graph() is None and second is not None
+    assert world.run.ledger.report().rounds[-1].number == number

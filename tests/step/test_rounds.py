@@ -1,5 +1,6 @@
 """Rounds of toy graphs: the budget is kept on every launch, and the plans are chosen together."""
 
+import dataclasses
 import gc
 import warnings
 
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
-from memgraph.step.variants import Envelope
-from tests.step.toys import World
+from memgraph.step.joint import Unsolved
+from memgraph.step.variants import Envelope, Variant
+from tests.step.toys import CountingMeter, Toy, World
 from tests.support.lanes import examples
 
 KIB = 1024
@@ -243,3 +245,88 @@ def test_what_one_ranks_caller_drops_decides_nothing_for_others(alike):
     loss.alike = alike
     step(world, [loss])
     assert (world.run.round[-1].returned is None) == alike
+
+
+class SizedMeter(CountingMeter):
+    """The one size of a launch is that of its input."""
+
+    def entry(self, args):
+        return dataclasses.replace(super().entry(args), sizes=tuple(args[0].shape))
+
+    def exact(self, entry, args):
+        return dataclasses.replace(super().exact(entry, args), sizes=entry.sizes)
+
+
+def sized(world, menu):
+    """A graph whose plans take as many times what the menu says as their input is long."""
+    graph = world.graph(menu, ends=False)
+    graph.meter = SizedMeter(world.device, world.run)
+
+    def grown(envelope, sizes):
+        return Envelope(*(size * sizes[0] for size in dataclasses.astuple(envelope)))
+
+    def made(envelope, seconds):
+        read = lambda sizes: grown(envelope, sizes)  # noqa: E731
+        call = lambda x: (Toy.apply(x, world.device, grown(envelope, x.shape)),)  # noqa: E731
+        return Variant(call, seconds, {}, read)
+
+    graph.variants[:] = [made(*plan) for plan in menu]
+    graph.offers[:] = []
+    graph.variants.reverse()
+    return graph
+
+
+def two_lengths(world, graph, loss, lengths):
+    world.device.reset()
+    found = [graph.launch(torch.ones(length, requires_grad=True))[0].sum() for length in lengths]
+    loss.launch(sum(found).reshape(1))[0].sum().backward()
+    del found
+    world.run.stop_recording()
+    return world.device.peak
+
+
+@pytest.mark.parametrize("lengths", [(1, 10), (10, 1)])
+def test_each_launch_of_a_graph_is_planned_with_its_own_sizes(lengths):
+    """The fast plan fits the short one alone."""
+    world = World(660 * KIB)
+    graph = sized(world, [LIGHT, plan(70, 30, 70, 1.0)])
+    loss = world.graph([plan(10, 2, 10, 0.1)], ends=True)
+    assert max(two_lengths(world, graph, loss, lengths) for _ in range(4)) <= 660 * KIB
+    held = [launch.envelope.held for launch in world.run.round if launch.entry.sizes]
+    # What is known of the long one is taken for the short one as well.
+    assert held == ([30 * KIB, 40 * KIB] if lengths[0] == 1 else [40 * KIB, 40 * KIB])
+
+
+def test_plans_of_which_nothing_is_known_are_not_chosen_together():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    step(world, graphs)
+    for variant in graphs[0].variants:
+        variant.envelopes.clear()
+    graphs[0].offers.clear()
+    world.run.begin(graphs[0], graphs[0].meter.entry(()))  # the round that ended is learned now
+    assert world.rounds.chosen(graphs[0], world.run.round[0]) is None
+
+
+def test_a_choice_that_takes_too_long_is_none(monkeypatch):
+    def late(*_):
+        raise Unsolved("time limit")
+
+    monkeypatch.setattr("memgraph.step.rounds.choose", late)
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    assert max(step(world, graphs) for _ in range(3)) <= 130 * KIB
+
+
+def test_a_retained_graph_that_runs_again_in_a_later_round_is_no_part_of_it():
+    world = World(200 * KIB)
+    loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
+    x = torch.ones(1, requires_grad=True)
+    (first,) = loss.launch(x)
+    first.sum().backward(retain_graph=True)
+    launch = world.run.round[0]
+    outputs = [loss.launch(x)[0] for _ in range(2)]
+    first.sum().backward()
+    assert launch.open_in_backward == ()
+    sum(outputs).sum().backward()
+    assert world.run.ledger.report().rounds

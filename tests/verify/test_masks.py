@@ -82,6 +82,15 @@ def test_what_is_wrong_in_a_large_mask_is_seen(name):
         verify_masks(*without_mask(LARGE_OTHER[name], LONG))
 
 
+def test_a_mask_for_each_of_many_heads():
+    def make(q):
+        return (positions(q)[:, None] >= positions(q)).expand(*q.shape[:3], q.shape[2])
+
+    before = captured(attending(make), torch.empty(1, PLACES + 2, 5, 4))
+    (call,) = before.module.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+    verify_masks(before.module, masks(before, EarlyPlan(causal=(call.name,))).graphs.module)
+
+
 def test_a_large_mask_of_other_operators_cannot_be_tried():
     with pytest.raises(MaskError, match="not known to work place by place"):
         verify_masks(*without_mask(lambda q: (positions(q)[:, None] >= positions(q)).flip(0).flip(0), LONG))
