@@ -33,30 +33,44 @@ def read_operands(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
     Bodies that return too much are left as they are, and others take their place.  Raises GraphError where what a call
     returns is read in another way than part by part.
     """
-    labels = _bodies_to_change(joint.module)
-    if not labels:
+    gm = _with_other_bodies(joint.module)
+    if gm is joint.module:
         return Rewritten(joint, modified=False)
-    gm = compat.copy_graph(joint.module)
-    calls: dict[str, list[fx.Node]] = {}
-    for node in gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()):
-        calls.setdefault(node.args[0].target, []).append(node)
-    for label in labels:
-        body = gm.get_submodule(label)
-        returned = _returned(body)
-        kept = _kept(returned)
-        for call in calls[label]:
-            _replace(gm.graph, call, body, returned, kept)
-        setattr(gm, label, _returning(body, kept))
-    gm.graph.lint()
-    gm.recompile()
     return Rewritten(dataclasses.replace(joint, module=gm), modified=True)
 
 
-def _bodies_to_change(gm: fx.GraphModule) -> list[str]:
-    """The names of the bodies that return an input, or a value and its view, in the order of their first calls."""
-    called = gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph())
-    outputs = {label: _returned(gm.get_submodule(label)) for label in dict.fromkeys(n.args[0].target for n in called)}
-    return [label for label, returned in outputs.items() if _kept(returned) != returned]
+def _with_other_bodies(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph whose bodies, and the bodies that those call, return no input and no value twice.
+
+    The graph itself where they do not anyway.
+    """
+    bodies = {call.args[0].target: gm.get_submodule(call.args[0].target) for call in _calls(gm)}
+    others = {label: _with_other_bodies(body) for label, body in bodies.items()}
+    changed = [
+        label
+        for label, body in others.items()
+        if body is not bodies[label] or _kept(_returned(body)) != _returned(body)
+    ]
+    if not changed:
+        return gm
+    copy = compat.copy_graph(gm)
+    for label in changed:
+        body = others[label]
+        returned = _returned(body)
+        kept = _kept(returned)
+        if kept != returned:
+            for call in [call for call in _calls(copy) if call.args[0].target == label]:
+                _replace(copy.graph, call, body, returned, kept)
+            body = _returning(body, kept)
+        setattr(copy, label, body)
+    copy.graph.lint()
+    copy.recompile()
+    return copy
+
+
+def _calls(gm: fx.GraphModule) -> list[fx.Node]:
+    """The calls of bodies in a graph, in order."""
+    return gm.graph.find_nodes(op="call_function", target=compat.invoke_subgraph())
 
 
 def _returned(body: fx.GraphModule) -> list[Any]:

@@ -48,7 +48,7 @@ def _chain(cut: fx.Node) -> list[fx.Node]:
     while len(node.users) == 1 and isinstance(node.meta.get("example_value"), torch.Tensor):
         chain.insert(0, node)
         if node.op == "call_function" and node.target in _HEADS:
-            return chain
+            return chain if node.args and isinstance(node.args[0], fx.Node) else []
         if not (
             node.op == "call_method"
             and node.target in _METHODS
@@ -57,7 +57,7 @@ def _chain(cut: fx.Node) -> list[fx.Node]:
         ):
             return []
         tensors = node.all_input_nodes
-        if len(tensors) != 1 or node.args[0] is not tensors[0]:
+        if len(tensors) != 1 or node.args[:1] != (tensors[0],):  # given by its keyword, it is no first argument
             return []
         node = tensors[0]
     return []

@@ -190,9 +190,14 @@ def overwritten_inputs(nodes: Iterable[fx.Node]) -> set[fx.Node]:
                 if target in by_description:
                     found.add(by_description[target])
     for node in nodes:
-        if is_view(node) and found.intersection(node.all_input_nodes):
+        if found.intersection(node.all_input_nodes) and (is_view(node) or _is_part_of_view(node)):
             found.add(node)
     return found
+
+
+def _is_part_of_view(node: fx.Node) -> bool:
+    """Whether a node takes one of several views, such as those of a split."""
+    return family(node.target) == "getitem" and isinstance(node.args[0], fx.Node) and is_view(node.args[0])
 
 
 def _fixed(node: fx.Node, overwritten: set[fx.Node], repeatable: Sequence[str]) -> Fixed | None:

@@ -65,7 +65,7 @@ def _seconds(fn: Callable[[], object], device: torch.device, sample: float = 0.0
 def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> tuple[float, float]:
     """Bytes/s to the host and back, by the runtime's own copies."""
     pool = HostPool(exact(device))
-    pool.reserve(source.nbytes)
+    reservation = pool.reserve(source.nbytes)
     held: list[OffloadedValue] = []
 
     def out() -> None:
@@ -79,7 +79,7 @@ def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> t
         seconds_in = _seconds(lambda: pool.reload(held[0], target).finish(), device)
     finally:
         held.clear()
-        pool.release(source.nbytes)
+        pool.release(reservation)
     return source.nbytes / seconds_out, source.nbytes / seconds_in
 
 

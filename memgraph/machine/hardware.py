@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import re
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +17,7 @@ import torch
 
 from memgraph.base.errors import OptionsError
 from memgraph.base.folder import cache_folder, write_atomically
+from memgraph.machine.memory import physical_memory
 
 Device: TypeAlias = torch.device | str
 
@@ -221,11 +221,7 @@ def capacity_of(device: torch.device) -> int:
     """Return the bytes of memory of a CUDA device; for the CPU, of the machine or its container (cgroup v2)."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:  # a container may have less than the machine
-        return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return physical
+    return physical_memory()
 
 
 def _file(name: str) -> Path:

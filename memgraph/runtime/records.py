@@ -34,7 +34,14 @@ class Record:
             if self.asked or self._coming:
                 return
             self._coming = True
-        begun: Reload | None = Reload(self, self.value.layout)
+        try:
+            begun: Reload | None = Reload(self, self.value.layout)
+        except Exception:
+            # There is no room for it yet, or it is lost. Whoever asks for this value is told; another value's reload,
+            # on whose behalf it comes early, is well.
+            with self._lock:
+                self._coming = False
+            return
         with self._lock:
             if not self.asked:  # otherwise the asker has begun a load of its own, and this one is cancelled
                 self.early, begun = begun, None

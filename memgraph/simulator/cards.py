@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memgraph.base.errors import OptionsError
-from memgraph.base.sizes import parse_size
+from memgraph.base.sizes import format_size, parse_size
 
 MIB = 1024**2
 
@@ -69,7 +69,7 @@ def card(name: str, memory: int | str | None = None) -> Card:
     """Return the card whose name has all words of `name`: "H100", "a100 40gb", "4090"; of several the first in `CARDS`.
 
     memory: bytes, or a size like "10GiB", in place of the card's own.
-    Raises OptionsError for a name of no card, ValueError for a memory that is no size.
+    Raises OptionsError for a name of no card, and for a memory that is no size or holds no more than the driver takes.
     """
     words = _words(name)
     found = next((known for known in CARDS if words and words <= _words(known.name)), None)
@@ -78,7 +78,14 @@ def card(name: str, memory: int | str | None = None) -> Card:
         raise OptionsError(f"no card {name!r} can be simulated; allowed: words of {names}")
     if memory is None:
         return found
-    return dataclasses.replace(found, memory=parse_size(memory) if isinstance(memory, str) else memory)
+    try:
+        size = parse_size(memory) if isinstance(memory, str) else memory
+    except ValueError as problem:
+        raise OptionsError(f"no memory of {memory!r} can be simulated: {problem}") from None
+    if size <= found.context:
+        taken = format_size(found.context)
+        raise OptionsError(f"no memory of {memory!r} can be simulated: the driver takes {taken} of a card by itself")
+    return dataclasses.replace(found, memory=size)
 
 
 def _words(name: str) -> set[str]:

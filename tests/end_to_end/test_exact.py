@@ -77,15 +77,17 @@ def test_mutation_ties_views_and_dropout(fraction):
     assert_bitwise(run(Eager(fraction=fraction)), run("eager"))
 
 
-def test_a_value_made_from_an_overwritten_buffer_is_saved():
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_value_made_from_an_overwritten_buffer_is_saved(parts):
     class Overwrites(nn.Module):
         def __init__(self):
             super().__init__()
             self.linear = nn.Linear(16, 16)
-            self.register_buffer("scale", torch.full((16,), 0.5))
+            self.register_buffer("scale", torch.linspace(0, 1, 16))
 
         def forward(self, x):
-            y = torch.sin(self.linear(x) * (self.scale * 2))
+            scale = self.scale if parts == 1 else torch.cat([part * 3 for part in self.scale.chunk(parts)][::-1])
+            y = torch.sin(self.linear(x) * (scale * 2))
             self.scale.add_(1)
             return y.sum()
 

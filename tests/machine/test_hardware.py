@@ -7,10 +7,11 @@ import torch
 
 from memgraph.base.errors import OffloadError, OptionsError
 from memgraph.base.folder import cache_folder
-from memgraph.machine import disk, disk_calibration, hardware
+from memgraph.machine import calibration, disk, disk_calibration, hardware
 from memgraph.machine.calibration import _link, calibrate_device
 from memgraph.machine.disk_calibration import calibrate_disk
 from memgraph.machine.hardware import Hardware
+from memgraph.runtime.host import HostPool
 from tests.support.offloading import GdsFiles
 
 
@@ -170,9 +171,12 @@ def test_figures_kept_before_links_were_measured_are_still_read():
         Hardware.from_json(json.dumps(fields | {"link_out": 0}))
 
 
-def test_links_are_measured_by_the_runtimes_own_copies():
+def test_links_are_measured_by_the_runtimes_own_copies(monkeypatch):
     source, target = torch.rand(1 << 18), torch.zeros(1 << 18)
+    pools = []
+    monkeypatch.setattr(calibration, "HostPool", lambda device: pools.append(HostPool(device)) or pools[0])
     rates = _link(source, target, torch.device("cpu"))
+    assert not pools[0].reserved(), "the reservation ends with the measurement"
     assert all(1e7 < rate < 1e13 for rate in rates)
     assert torch.equal(source, target)
 

@@ -141,3 +141,28 @@ def test_a_region_that_draws_does_not_run_twice():
     for region, why in ((layer, ""), (dropped, "draws random numbers")):
         joint = capture(Nested(region), X).joint
         assert why in {why_fixed(call) for call in calls(joint, "invoke_subgraph")} <= {"", why}
+
+
+def test_bodies_that_bodies_call():
+    """The outer body returns what the inner one gives it: its own input."""
+    inner = called(lambda g, x, y: (x, y))
+    with FakeTensorMode():
+        graph = fx.Graph()
+        one = graph.placeholder("one")
+        one.meta["val"] = torch.empty(4, 6)
+        call = graph.call_function(INVOKE, (graph.get_attr("outer"), "outer", one, one))
+        call.meta["val"] = inner.graph.output_node().args[0][0].meta["val"], *(torch.empty(4, 6) for _ in range(3))
+        found = [graph.call_function(operator.getitem, (call, n)) for n in range(4)]
+        for element in found:
+            element.meta["val"] = torch.empty(4, 6)
+        graph.output(tuple(found))
+    root = nn.Module()
+    root.outer = inner
+    before = fx.GraphModule(root, graph)
+    after = rewritten(before)
+    verify_graph(before, after, pass_name="read_operands")
+    for body in (after.outer, after.outer.body):
+        assert not any(read.op == "placeholder" for read in body.graph.output_node().all_input_nodes)
+    given = torch.randn(4, 6)
+    for want, got in zip(run(before, given), run(after, given), strict=True):
+        assert torch.equal(want, got)

@@ -258,6 +258,25 @@ def test_a_value_that_is_asked_for_while_its_early_load_begins_is_held_once():
     assert record.early is None, "it has been asked for"
 
 
+def test_a_value_that_cannot_come_early_comes_when_it_is_asked_for():
+    """Others, on whose behalf it would come, are not told of it."""
+    pool = runtime.host_pool("cpu", Memory())
+    x = torch.randn(100)
+    record = content(hold(x, "host", "{}"), Record)
+    empty = pool.empty
+
+    def full(value, layout):
+        raise torch.OutOfMemoryError("no room for it yet")
+
+    pool.empty = full
+    record.load_early()
+    assert record.early is None
+    pool.empty = empty
+    record.load_early()
+    early = record.ask()
+    assert early is not None and torch.equal(early.finish(), x)
+
+
 ENDS_WHILE_TIDYING = """
 import threading, torch
 from memgraph.runtime.reservations import Tidier

@@ -33,6 +33,12 @@ def test_its_memory_may_be_another():
     assert simulator.card("H100", memory="10GiB").memory == 10 * 1024**3
 
 
+@pytest.mark.parametrize("memory, why", [("foo", "no memory of 'foo'"), ("256MiB", "the driver takes 512.0 MiB")])
+def test_a_memory_that_cannot_be_is_refused(memory, why):
+    with pytest.raises(OptionsError, match=why):
+        simulator.card("H100", memory=memory)
+
+
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_each_card_has_figures_to_plan_with(card):
     known = built_in(f"{card.name} (simulated)")

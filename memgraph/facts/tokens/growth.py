@@ -149,7 +149,7 @@ def _region(frame: Frame, draft: Draft) -> TokenRegion | None:
     wide = [node for node in members if isinstance(states[node], Sharded) and border.is_wide(frame, node)]
     sizes = [logical_bytes(node.meta["val"]) for node in border.own_values(wide)]
     leaving = sum(logical_bytes(node.meta["val"]) for node in left if states[node] != PARTIAL)
-    if sum(sizes) < WORTH * leaving:
+    if not sizes or sum(sizes) < WORTH * leaving:
         return None
     forward = [node for node in members if node not in graph.backward]
     factors = [node for node in forward if qualified_name(node.target) in PRODUCTS]
