@@ -6,7 +6,9 @@ from torch import nn
 
 import memgraph
 from memgraph import BudgetError, MemgraphError, OptionsError
-from memgraph.backend.explore import size_of, with_dynamic
+from memgraph.backend.capture import Target
+from memgraph.backend.explore import explored, size_of, with_dynamic
+from memgraph.backend.options import parse_options
 from memgraph.base.errors import GraphError
 
 WIDTH, STEP = 32, 64
@@ -99,3 +101,18 @@ def test_what_is_refused():
 
     with pytest.raises(GraphError, match="one of this size alone"):
         memgraph.longest(of_one_size, x, options={"budget": "1MiB"}, device="cpu")
+
+
+def test_regions_that_are_as_long_at_one_size_alone_are_two_kinds():
+    """An encoder and a decoder: at 128 tokens both have as many."""
+    with torch.device("meta"):
+        towers = [nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(2)]
+        x, y = torch.empty(1, 320, WIDTH), torch.empty(1, 128, WIDTH)
+
+    def loss(x, y):
+        return towers[0](x).square().mean() + towers[1](y).square().mean()
+
+    options = {"budget": "64MiB", "tile": {"mlp": "auto"}}
+    target = Target.of(parse_options(options), None, "cpu", None)
+    answers = explored(loss, (x, y), {}, target, lambda explorer: [explorer.fits(n) for n in (64, 128, 192)], dim=1)
+    assert all(answer.fits for answer in answers)
