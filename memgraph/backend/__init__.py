@@ -1,4 +1,4 @@
-"""Floor 8: the conductor. Options and a Dynamo graph in, a compiled training graph that keeps its budget out."""
+"""The conductor. Options and a Dynamo graph in, a compiled training graph that keeps its budget out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floor 9: the command line."""
+"""The command line."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Floor 9: what fits memgraph into other libraries; each file imports the library that it is named after."""
+"""What fits memgraph into other libraries; each file imports the library that it is named after."""

@@ -1,1 +1,1 @@
-"""Floor 6: Inductor in the plan's order; the wrapper that it writes, read back."""
+"""Inductor in the plan's order; the wrapper that it writes, read back."""

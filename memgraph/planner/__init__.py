@@ -1,1 +1,1 @@
-"""Floor 5: numbers in, decisions out. It never sees an fx.Node."""
+"""Numbers in, decisions out. It never sees an fx.Node."""

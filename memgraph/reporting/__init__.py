@@ -1,1 +1,1 @@
-"""Floor 6: what was planned and measured, as values, text, picture and trace."""
+"""What was planned and measured, as values, text, picture and trace."""

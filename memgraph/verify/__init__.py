@@ -1,1 +1,1 @@
-"""Floor 7: the rewritten graph, held against the one before it by code of its own."""
+"""The rewritten graph, held against the one before it by code of its own."""

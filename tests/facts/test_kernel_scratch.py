@@ -119,7 +119,7 @@ def test_on_cuda_an_operator_without_a_rule_is_not_tried_but_noted():
     with kernel_scratch.looking_up(kernel_scratch.Kernels(ROOM)) as kernels:
         case = depthwise()
         assert of_operator(case.op, case.args, case.kwargs, case.outputs, "cuda") == 0
-    assert kernels.notes == ("scratch memory of 1 operators on CUDA is not counted: aten::convolution_backward",)
+    assert kernels.notes == ("scratch memory of an operator on CUDA is not counted: aten::convolution_backward",)
     assert not known._measured
 
 

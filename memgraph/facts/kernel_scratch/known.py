@@ -139,7 +139,9 @@ class Kernels:
         found[_NOTES:] = [f"nor is that of {more} other operators"] if more > 0 else []
         if self._elsewhere:
             names = ", ".join(sorted(self._elsewhere)[:_NOTES])
-            found.append(f"scratch memory of {len(self._elsewhere)} operators on CUDA is not counted: {names}")
+            several = len(self._elsewhere) > 1
+            which = f"{len(self._elsewhere)} operators" if several else "an operator"
+            found.append(f"scratch memory of {which} on CUDA is not counted: {names}")
         return tuple(found)
 
 
