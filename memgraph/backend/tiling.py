@@ -19,6 +19,7 @@ from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
 from memgraph.facts.plain import generic, names_of_symbols, with_plain_sizes
+from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import MixesTokens
@@ -79,10 +80,13 @@ class Tiling:
         module = self.joint.module
         placeholders = module.graph.find_nodes(op="placeholder")
         weights = {placeholders[i].name for i in self.joint.static_inputs}
-        if not self.symbols:
-            return find_regions(module, weights)
-        regions, refused = find_regions(with_plain_sizes(module, generic(self.symbols)), weights)
-        return tuple(self._counted(regions)), refused
+        if self.symbols:
+            module = with_plain_sizes(module, generic(self.symbols))
+        regions, refused = find_regions(module, weights)
+        if self.rules or self.options.tile is not None and self.options.tile.attention is not False:
+            attention, kept = find_attention(module, weights)
+            regions, refused = (*regions, *attention), (*refused, *kept)
+        return tuple(self._counted(regions)) if self.symbols else regions, refused
 
     def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
         """Regions with the tokens that they have with the sizes that graphs are read with now."""

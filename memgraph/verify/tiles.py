@@ -203,7 +203,7 @@ def _inputs(
             ones = [one if node.name == region.tangent else n for node, n in zip(placeholders, given, strict=True)]
             with_one[region.tangent] = values(ones)
         known: dict[Term, _Operand] = {}
-        for name in (*chain, *(name for name in region.inputs if name not in chain)):
+        for name in (*chain, *(name for name in (*region.inputs, *region.handed) if name not in chain)):
             term = with_one[region.tangent][name] if name in chain else old[name]
             known[term] = _Operand((*known.get(term, _Operand(())).names, name), name in chain)
         for operand in call.node.args[2:]:
