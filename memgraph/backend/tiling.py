@@ -28,7 +28,7 @@ from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import sizes
 from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
-from memgraph.planner.tiles import Group, Shards, most_shards
+from memgraph.planner.tiles import Group, Shards, least_rows, most_shards
 from memgraph.verify.tiles import TileError
 
 
@@ -217,10 +217,19 @@ class Tiling:
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
             self.refusals.append(Refusal("tile", "no stretch of this graph has wide values that are a token's own"))
+        self._refuse_short_sequences()
         self._refuse_returned_logits()
         for rule in self.rules:
             if not any(first_match(region.module, (rule,)) for region in self.regions):
                 self.refusals.append(Refusal(rule.spelling, "no region that can be tiled matches it"))
+
+    def _refuse_short_sequences(self) -> None:
+        """Say which masks stay whole because the planner never takes so few queries apart."""
+        for group in self.groups:
+            if group.kind == "attention" and group.fixed is None and group.most < 2:
+                least = least_rows(self.device)
+                reason = f"{group.tokens} queries are too few: a shard that the planner chooses has {least} at least"
+                self.refusals.append(Refusal(f"tile {group.module or 'attention'}", reason))
 
     def _refuse_returned_logits(self) -> None:
         """Say which wide values of a loss the function returns: no number of shards makes those smaller."""
@@ -245,7 +254,9 @@ class Tiling:
         if isinstance(problem, TileError):
             region, reason = problem.region, str(problem)
         else:
-            region = next(r for r in self.regions if problem.node.name in r.nodes)
+            # What makes a mask may belong to several regions: the one that failed is in shards.
+            tiled = (region for region, *_ in self._tiles(shards))
+            region = next(region for region in tiled if problem.node.name in region.nodes)
             reason = str(problem)
         self.refusals.append(Refusal(f"tile {region.module or 'a region'}", reason))
         n = next(n for n, group in enumerate(self.groups) if any(self.regions[i] is region for i in group.regions))

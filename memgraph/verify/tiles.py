@@ -26,6 +26,7 @@ from memgraph.verify.checks import show, signature
 from memgraph.verify.frame import History
 from memgraph.verify.inputs import input_term
 from memgraph.verify.rewrite import verify_graph
+from memgraph.verify.smaller import SIZES
 from memgraph.verify.terms import Term, Terms
 from memgraph.verify.trial import ROOM, Differs, Trial, graphs_of
 from memgraph.verify.walk import number
@@ -130,7 +131,8 @@ def _verify_plain(
         if key in tried:
             continue
         try:
-            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room).run()
+            positions = _positions(graph) if call.region.kind == "attention" else ()
+            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room, positions).run()
         except Differs as problem:
             raise TileError(call.region, str(problem)) from problem
         tried.add(key)
@@ -290,6 +292,16 @@ def _cut_out(
         new[old].meta["val"] = old.meta["val"]
     graph.output(tuple(new[nodes[name]] for name in call.stands_for))
     return graph
+
+
+def _positions(graph: fx.Graph) -> tuple[int, ...]:
+    """Whole numbers around those that a mask compares with; 0 and 1 where its integers are places in a table."""
+    found, calls = {0, 1}, [node for node in graph.nodes if node.op == "call_function"]
+    if not any(name_of(node.target) == "aten::index" for node in calls):
+        told = [arg for node in calls if name_of(node.target) not in SIZES for arg in node.args]
+        bounds = [arg for arg in told if isinstance(arg, int) and not isinstance(arg, bool)]
+        found.update(bound + step for bound in bounds for step in (-1, 0, 1))
+    return tuple(sorted(found))
 
 
 def _spell(graph: fx.Graph) -> str:
