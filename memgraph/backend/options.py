@@ -89,8 +89,8 @@ class TileOptions(BaseModel):
     """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
 
     attention: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
-    """Masks of attention, which are as large as the sequence squared. None is made that says no more than that attention
-    is causal; with any other, attention runs in shards of its queries: as above. False leaves attention as it is."""
+    """Masks of attention, which are as large as the sequence squared. None is made that says no more than that
+    attention is causal; with any other, attention runs in shards of its queries: as above. False leaves it as it is."""
 
     accumulate: Literal["float32"] = "float32"
     """What gradients of weights are summed over shards in; float64 stays what it is."""

@@ -18,7 +18,7 @@ from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
-from memgraph.facts.plain import generic, names_of_symbols, with_plain_sizes
+from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
 from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
@@ -199,6 +199,9 @@ class Tiling:
         if not self.symbols:
             return region.tokens
         nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        if region.kind == "attention":  # no kernel of attention takes a shard without queries
+            with compat.reading_with(shortest(self.joint.module)):
+                return max(1, compat.size_hint(tokens_of(nodes, region)))
         with compat.reading_with({}):
             return max(1, compat.size_hint(tokens_of(nodes, region)) // 2)
 
@@ -217,19 +220,23 @@ class Tiling:
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
             self.refusals.append(Refusal("tile", "no stretch of this graph has wide values that are a token's own"))
-        self._refuse_short_sequences()
+        self._refuse_few_queries()
         self._refuse_returned_logits()
         for rule in self.rules:
             if not any(first_match(region.module, (rule,)) for region in self.regions):
                 self.refusals.append(Refusal(rule.spelling, "no region that can be tiled matches it"))
 
-    def _refuse_short_sequences(self) -> None:
-        """Say which masks stay whole because the planner never takes so few queries apart."""
-        for group in self.groups:
-            if group.kind == "attention" and group.fixed is None and group.most < 2:
-                least = least_rows(self.device)
+    def _refuse_few_queries(self) -> None:
+        """Say which masks stay whole, or in a few shards, because there are no more queries to take apart."""
+        for group in (group for group in self.groups if group.kind == "attention"):
+            what, least = f"tile {group.module or 'attention'}", least_rows(self.device)
+            fewest = self._most(group.regions[0]) if self.symbols else group.tokens
+            if fewest < group.tokens:
+                reason = f"its length may be {fewest}, and each shard needs a query: {fewest} shards at most"
+                self.refusals.append(Refusal(what, reason))
+            elif group.fixed is None and group.most < 2:
                 reason = f"{group.tokens} queries are too few: a shard that the planner chooses has {least} at least"
-                self.refusals.append(Refusal(f"tile {group.module or 'attention'}", reason))
+                self.refusals.append(Refusal(what, reason))
 
     def _refuse_returned_logits(self) -> None:
         """Say which wide values of a loss the function returns: no number of shards makes those smaller."""

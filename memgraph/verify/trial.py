@@ -126,9 +126,7 @@ def _empty(value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     return torch.empty_strided(sizes.shape(value.shape), sizes.stride(value.shape, value.stride()), dtype=value.dtype)
 
 
-def _data(
-    value: torch.Tensor, sizes: Sizes, seed: int, positive: bool, positions: Sequence[int] = ()
-) -> torch.Tensor:
+def _data(value: torch.Tensor, sizes: Sizes, seed: int, positive: bool, positions: Sequence[int] = ()) -> torch.Tensor:
     """Random numbers. Integers may be positions of anything, so they are 0 or 1 where none are given to draw from."""
     generator = torch.Generator().manual_seed(seed)
     item, shape = _empty(value, sizes), sizes.shape(value.shape)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
 
 from memgraph.facts.operators import aten_names, qualified_name
-from memgraph.facts.tokens.kinds import MAKERS, COUNTERS
+from memgraph.facts.tokens.kinds import COUNTERS, MAKERS
 from memgraph.facts.tokens.nodes import argument, is_tensor, shape_of, tensors
 from memgraph.facts.tokens.rules.entrywise import is_pointwise
 from memgraph.facts.tokens.states import REPLICATED, MixesTokens, Sharded, State
@@ -123,6 +123,13 @@ def _cut(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
     yield node.args[0], along
 
 
+def _joined(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """Parts along another dimension than the queries."""
+    if argument(node, "dim") % len(shape_of(node)) == along.queries:
+        raise MixesTokens(node, "joins queries")
+    yield from ((read, along) for read in tensors(node))
+
+
 def _padded(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
     """Padding of other dimensions than the queries; it is told from the last dimension on."""
     place = 2 * (len(shape_of(node)) - 1 - along.queries)
@@ -149,6 +156,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(aten_names("view _unsafe_view reshape squeeze unsqueeze"), _viewed),
     **dict.fromkeys(aten_names("permute"), _permuted),
     **dict.fromkeys(aten_names("slice"), _cut),
+    **dict.fromkeys(aten_names("cat"), _joined),
     **dict.fromkeys(aten_names("constant_pad_nd"), _padded),
     **dict.fromkeys(aten_names("index"), _picked),
     **dict.fromkeys(MAKERS - COUNTERS, _made),
