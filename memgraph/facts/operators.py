@@ -49,8 +49,9 @@ ARITHMETIC = frozenset(("_operator", "math", "torch"))
 DESCRIBED = frozenset(("aten", "prims", "quantized_decomposed"))
 # The same is known of these by their source.
 COMPUTES = frozenset(
-    "memgraph::shard_whole memgraph::shard_put memgraph::shard_product memgraph::shard_add memgraph::poison "
-    "flex_lib::zeros_and_scatter transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward".split()
+    "memgraph::shard_whole memgraph::shard_put memgraph::shard_product memgraph::shard_add memgraph::shard_sum "
+    "memgraph::poison flex_lib::zeros_and_scatter transformers::grouped_mm_fallback "
+    "transformers::grouped_mm_fallback_backward".split()
 )
 # They do what they are given to do, bodies and operators, and nothing else.
 RUNS_WHAT_IT_IS_GIVEN = frozenset(

@@ -31,9 +31,10 @@ from memgraph.verify.terms import Term, Terms
 from memgraph.verify.trial import ROOM, Differs, Trial, graphs_of
 from memgraph.verify.walk import number
 
-# Operators that put shards together. The last two write into their first argument.
-_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", "memgraph::shard_put", "memgraph::shard_add")
-_ADDING = ("memgraph::shard_product", "memgraph::shard_add", "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
+# Operators that put shards together. The latter write into their first argument.
+_WRITING = ("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum")
+_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", *_WRITING)
+_ADDING = ("memgraph::shard_product", *_WRITING[1:], "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
 
 
 class TileError(Exception):
@@ -258,10 +259,17 @@ def _check_sums(region: TokenRegion, tile: fx.GraphModule) -> None:
         name, value = name_of(node.target) if node.op == "call_function" else "", node.meta.get("val")
         if name in _ADDING and value.dtype.is_floating_point and value.dtype.itemsize < 4:
             raise TileError(region, f"{node.name} adds shards up in {str(value.dtype).removeprefix('torch.')}")
-        if name in _TOGETHER[2:]:
+        if name in _WRITING:
             into = node.args[0]
-            if name_of(into.target) not in (*_TOGETHER, "aten::add") or len(into.users) > 1:
+            if not _is_written_alone(into):
                 raise TileError(region, f"{node.name} writes into {into.name}, which is read elsewhere")
+
+
+def _is_written_alone(into: fx.Node) -> bool:
+    """Whether a value is a sum or a whole of shards, or what one shard returns, and one operator alone reads it."""
+    returned = into.target is operator.getitem and into.args[0].target is compat.invoke_subgraph()
+    made = (*_TOGETHER, "aten::add", "prims::convert_element_type")
+    return (returned or name_of(into.target) in made) and len(into.users) == 1
 
 
 def _cut_out(

@@ -114,7 +114,12 @@ def build_tile(
                 )
             else:
                 part = found[body.exposed[body.values[name]]]
-                gathered[name] = _gather(graph, mode, before, part, nodes[name], region.states[name], tokens, start)
+                if before is not None and region.kind == "attention" and region.states[name] == PARTIAL:
+                    # As large as the keys or the values: not added up where they are, there would be three of each.
+                    made = call(graph, mode, torch.ops.memgraph.shard_sum.default, before, part)
+                else:
+                    made = _gather(graph, mode, before, part, nodes[name], region.states[name], tokens, start)
+                gathered[name] = made
         start += rows
     results = [_finish(graph, mode, gathered[name], nodes[name], region.states[name]) for name in outputs]
     graph.output(tuple(results))

@@ -103,10 +103,10 @@ def test_a_tile_of_a_backward():
         getitem_7 = invoke_subgraph_1[2]
         permute_default_1 = aten.permute.default(getitem_5, [0, 2, 1, 3])
         shard_put_default = memgraph.shard_put.default(shard_whole_default, permute_default_1, 1, 12)
-        add_tensor = aten.add.Tensor(getitem_3, getitem_6)
-        add_tensor_1 = aten.add.Tensor(getitem_4, getitem_7)
+        shard_sum_default = memgraph.shard_sum.default(getitem_3, getitem_6)
+        shard_sum_default_1 = memgraph.shard_sum.default(getitem_4, getitem_7)
         permute_default_2 = aten.permute.default(shard_put_default, [0, 2, 1, 3])
-        outputs permute_default_2, add_tensor, add_tensor_1
+        outputs permute_default_2, shard_sum_default, shard_sum_default_1
     """)
     assert text(tiled.tile_1.body_0) == golden("""
         inputs unsqueeze, unsqueeze_1, permute_1, permute_3, permute_5, full_default, full_default_1, permute_12, \

@@ -109,16 +109,24 @@ def test_a_shard_in_the_place_of_another():
 
 def test_a_gradient_of_keys_without_a_shard():
     def edit(tiled):
-        added = [node for node in tiled.tile_1.graph.nodes if node.target is aten.add.Tensor]
-        added[-1].replace_all_uses_with(added[-1].args[0])
+        added = calls(tiled.tile_1, "memgraph.shard_sum")[-1]
+        added.replace_all_uses_with(added.args[0])
+        tiled.tile_1.graph.erase_node(added)
 
     assert "differs from the whole" in refusal(edit)
 
 
 def test_a_gradient_that_is_summed_in_bfloat16():
     def edit(tiled):
-        for node in tiled.tile_1.graph.nodes:
-            if node.target is aten.add.Tensor:
-                node.meta["val"] = node.meta["val"].bfloat16()
+        for node in calls(tiled.tile_1, "memgraph.shard_sum"):
+            node.meta["val"] = node.meta["val"].bfloat16()
 
     assert "adds shards up in bfloat16" in refusal(edit, windowed(torch.bfloat16))
+
+
+def test_a_sum_into_a_value_that_is_read_elsewhere():
+    def edit(tiled):
+        first, second, *_ = calls(tiled.tile_1, "memgraph.shard_sum")
+        second.args = (first.args[0], second.args[1])
+
+    assert "which is read elsewhere" in refusal(edit)

@@ -118,7 +118,7 @@ def _region(graph: TokenGraph, call: fx.Node, mask: fx.Node) -> TokenRegion:
         outputs=tuple(node.name for node in graph.in_order(left)),
         states={node.name: state for node, state in (states | rows.inputs).items()},
         wide_bytes=sum(sizes),
-        row_bytes=max(sizes) // shape_of(mask)[-2],
+        row_bytes=logical_bytes(mask.meta["val"]) // shape_of(mask)[-2],  # what it is made of is fused with it
         handed=tuple(node.name for node in graph.in_order(handed)),
     )
 
