@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 def positions(x: Tensor) -> tuple[Tensor, Tensor]:
     """Of queries, as a column, and of keys, as a row."""
-    places = torch.arange(x.shape[1])
+    places = torch.arange(x.shape[1], device=x.device)
     return places[:, None], places[None, :]
 
 

@@ -32,6 +32,10 @@ class Along:
     queries: int
     keys: int
 
+    def without(self, leading: int) -> Along:
+        """Of a value that lacks so many leading dimensions."""
+        return Along(self.queries - leading, self.keys - leading)
+
     def moved(self, to: Callable[[int], int]) -> Along:
         return Along(*(to(dim) if dim >= 0 else -1 for dim in (self.queries, self.keys)))
 
@@ -88,8 +92,7 @@ def _rule(node: fx.Node) -> Rule:
 def _broadcast(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
     """Operators whose inputs are broadcast to the shape of the output."""
     for read in tensors(node):
-        shift = len(shape_of(node)) - len(shape_of(read))
-        yield read, along.moved(lambda dim, shift=shift: dim - shift)
+        yield read, along.without(len(shape_of(node)) - len(shape_of(read)))
 
 
 def _made(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
@@ -147,8 +150,7 @@ def _picked(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
         raise MixesTokens(node, f"picks from {table.name}, which is as large as the mask")
     yield table, Along(-1, -1)
     for read in positions:
-        shift = len(shape_of(node)) - len(shape_of(read))
-        yield read, along.moved(lambda dim, shift=shift: dim - shift)
+        yield read, along.without(len(shape_of(node)) - len(shape_of(read)))
 
 
 _RULES: dict[str, Rule] = {
