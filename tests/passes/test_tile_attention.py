@@ -15,7 +15,7 @@ from tests.support.interpreted import backend
 from tests.support.models import tiny
 from tests.support.printer import golden, text
 from tests.support.splits import calls
-from tests.support.tiles import distance, largest_error
+from tests.support.tiles import Of, distance, largest_error
 
 LENGTH = 24
 SHARDS = (2, 3, 5, LENGTH)  # five leave a shorter one
@@ -272,3 +272,33 @@ def test_the_planner_leaves_short_sequences_whole():
 def test_the_option_leaves_attention_whole():
     _, plan = planned(1024, 0.3, False)
     assert not shards(plan) and not any("queries" in refusal.reason for refusal in plan.refusals)
+
+
+def test_a_rule_pins_one_module():
+    torch.manual_seed(0)
+    model = Of(lambda m, x: m.one(x) + m.other(x), one=Attention(window(5)), other=Attention(window(5)))
+    runner = Eager(rules={"one": "tile:3"})
+    torch._dynamo.reset()
+    torch.compile(model, backend=runner)(torch.randn(1, 300, 8)).backward()
+    plan = runner.planned[-1]
+    (decision,) = (d for d in plan.plan.decisions if isinstance(d.action, Tile))
+    assert (decision.action, decision.module) == (Tile(3), "one") and not plan.refusals
+
+
+def test_sequences_of_any_length_have_few_shards():
+    """A launch may have two queries, and each shard needs one."""
+    torch.manual_seed(0)
+    model, runner = Attention(window(5)), Eager(tile={"attention": 8})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=runner, dynamic=True)
+    for length in (300, 7, 2):
+        x = torch.randn(2, length, 8)
+        model.zero_grad()
+        compiled(x).backward()
+        got = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        model(x).backward()
+        assert error([p.grad for p in model.parameters()], got) < 1e-6
+    assert [shards(plan) for plan in runner.planned] == [[2]]
+    (reason,) = (refusal.reason for refusal in runner.planned[0].refusals if "each shard needs" in refusal.reason)
+    assert reason == "its length may be 2, and each shard needs a query: 2 shards at most"

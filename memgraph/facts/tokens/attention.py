@@ -10,7 +10,7 @@ may belong to several regions, and to both sides of one: each makes its own rows
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
@@ -55,6 +55,7 @@ def find_attention(
     """
     graph = TokenGraph(joint, weights)
     overwritten = {node.name for node in overwritten_inputs(joint.graph.nodes)}
+    backward = _backward_calls(graph)
     regions: list[TokenRegion] = []
     refused: list[RefusedRegion] = []
     for call in graph.nodes:
@@ -62,7 +63,7 @@ def find_attention(
         if mask is None or call in graph.backward:
             continue
         try:
-            region = _region(graph, call, mask)
+            region = _region(graph, [call, *backward.get(call, ())], mask)
         except MixesTokens as problem:
             what = problem.node.name if problem.node.op == "placeholder" else short_name(problem.node.target)
             refused.append(RefusedRegion(common_path([call]), problem.node.name, f"{what} {problem.reason}"))
@@ -83,11 +84,11 @@ def _mask(call: fx.Node) -> fx.Node | None:
     return mask if whole else None
 
 
-def _region(graph: TokenGraph, call: fx.Node, mask: fx.Node) -> TokenRegion:
-    """The region of a call of attention.  Raises MixesTokens."""
+def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node) -> TokenRegion:
+    """The region of a call of attention.  calls: it, and its backward.  Raises MixesTokens."""
+    call = calls[0]
     if qualified_name(call.target) not in KNOWN:
         raise MixesTokens(call, "is not known to run a part of its queries")
-    calls = [call, *_backward_of(graph, call)]
     rows, states = Rows(), {}
     for node in calls:
         _refuse(node)
@@ -131,11 +132,11 @@ def _refuse(call: fx.Node) -> None:
         raise MixesTokens(call, "is told that it is causal beside its mask")
 
 
-def _backward_of(graph: TokenGraph, call: fx.Node) -> Iterator[fx.Node]:
-    """The backward of a call of attention: it reads the call's sums of exponentials."""
-    wanted = f"{qualified_name(call.target)}_backward"
-    for node in graph.nodes:
-        if node.op == "call_function" and qualified_name(node.target) == wanted:
-            sums = view_base(argument(node, "logsumexp"))
-            if sums.all_input_nodes == [call]:
-                yield node
+def _backward_calls(graph: TokenGraph) -> dict[fx.Node, list[fx.Node]]:
+    """By call of attention, the calls of its backward: they read its sums of exponentials."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.backward:
+        if node.op == "call_function" and qualified_name(node.target) in _OUTPUTS:
+            for call in view_base(argument(node, "logsumexp")).all_input_nodes:
+                found.setdefault(call, []).append(node)
+    return found
