@@ -25,10 +25,11 @@ def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[C
             refused.append(RefusedMask(problem.mask, problem.calls, f"it cannot be tried: {problem}"))
             causal = tuple(name for name in causal if name not in problem.calls)
             continue
-        refusals = (*found.refusals, *map(_refusal, refused))
+        refusals = (*found.refusals, *(_refusal(mask, tile) for mask in refused))
         return Rewritten(found.graphs, found.modified, found.notes, refusals)
 
 
-def _refusal(refused: RefusedMask) -> Refusal:
+def _refusal(refused: RefusedMask, tile: TileOptions) -> Refusal:
     calls = f"{len(refused.calls)} calls" if len(refused.calls) > 1 else "a call"
-    return Refusal("tile: {'attention': 'auto'}", f"{refused.mask}, the mask of {calls} of attention: {refused.reason}")
+    what = f"tile: {{'attention': {tile.attention!r}}}"
+    return Refusal(what, f"{refused.mask}, the mask of {calls} of attention, is not dropped: {refused.reason}")

@@ -130,12 +130,6 @@ def shards(value: object) -> object:
     raise ValueError('allowed: "auto", False, or a number of shards from 2 on')
 
 
-def attention(value: object) -> str | bool:
-    if value is False or value == "auto":
-        return value
-    raise ValueError('allowed: "auto", False')
-
-
 def rules(value: object) -> tuple[Rule, ...]:
     example = '{"model.layers.*.mlp": "recompute"}'
     if not isinstance(value, Mapping):

@@ -88,9 +88,10 @@ class TileOptions(BaseModel):
     loss: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
     """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
 
-    attention: Annotated[str | bool, PlainValidator(values.attention)] = "auto"
-    """Masks of attention, whose bytes grow with the square of the sequence: `"auto"` drops a mask that is the causal
-    one and says `is_causal=True` instead, False leaves attention as it is."""
+    attention: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
+    """Masks of attention, whose bytes grow with the square of the sequence. A mask that is the causal one is dropped, and
+    the call says `is_causal=True` instead; with any other, attention runs in shards of its queries: as above. False
+    leaves attention as it is."""
 
     accumulate: Literal["float32"] = "float32"
     """The dtype in which gradients of weights are summed over shards; float64 stays float64."""

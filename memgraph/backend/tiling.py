@@ -18,7 +18,8 @@ from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.operators import family
-from memgraph.facts.plain import generic, names_of_symbols, with_plain_sizes
+from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
+from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import MixesTokens
@@ -27,7 +28,7 @@ from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import sizes
 from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
-from memgraph.planner.tiles import Group, Shards, most_shards
+from memgraph.planner.tiles import Group, Shards, least_rows, most_shards
 from memgraph.verify.tiles import TileError
 
 
@@ -79,10 +80,13 @@ class Tiling:
         module = self.joint.module
         placeholders = module.graph.find_nodes(op="placeholder")
         weights = {placeholders[i].name for i in self.joint.static_inputs}
-        if not self.symbols:
-            return find_regions(module, weights)
-        regions, refused = find_regions(with_plain_sizes(module, generic(self.symbols)), weights)
-        return tuple(self._counted(regions)), refused
+        if self.symbols:
+            module = with_plain_sizes(module, generic(self.symbols))
+        regions, refused = find_regions(module, weights)
+        if self.rules or self.options.tile is not None and self.options.tile.attention is not False:
+            attention, kept = find_attention(module, weights)
+            regions, refused = (*regions, *attention), (*refused, *kept)
+        return tuple(self._counted(regions)) if self.symbols else regions, refused
 
     def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
         """Regions with their tokens at the sizes in force."""
@@ -204,6 +208,9 @@ class Tiling:
         if not self.symbols:
             return region.tokens
         nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        if region.kind == "attention":  # no kernel of attention takes a shard without queries
+            with compat.reading_with(shortest(self.joint.module)):
+                return max(1, compat.size_hint(tokens_of(nodes, region)))
         with compat.reading_with({}):
             return max(1, compat.size_hint(tokens_of(nodes, region)) // 2)
 
@@ -222,10 +229,23 @@ class Tiling:
             self.refusals.append(Refusal(f"tile {module or 'a region'}", reason))
         if self.options.tile is not None and not self.regions:
             self.refusals.append(Refusal("tile", "no stretch of this graph has wide values that are a token's own"))
+        self._refuse_few_queries()
         self._refuse_returned_logits()
         for rule in self.rules:
             if not any(first_match(region.module, (rule,)) for region in self.regions):
                 self.refusals.append(Refusal(rule.spelling, "no region that can be tiled matches it"))
+
+    def _refuse_few_queries(self) -> None:
+        """Say which masks stay whole, or in a few shards, because there are no more queries to take apart."""
+        for group in (group for group in self.groups if group.kind == "attention"):
+            what, least = f"tile {group.module or 'attention'}", least_rows(self.device)
+            fewest = self._most(group.regions[0]) if self.symbols else group.tokens
+            if fewest < group.tokens:
+                reason = f"its length may be {fewest}, and each shard needs a query: {fewest} shards at most"
+                self.refusals.append(Refusal(what, reason))
+            elif group.fixed is None and group.most < 2:
+                reason = f"{group.tokens} queries are too few: a shard that the planner chooses has {least} at least"
+                self.refusals.append(Refusal(what, reason))
 
     def _refuse_returned_logits(self) -> None:
         """Say which wide values of a loss the function returns: no number of shards makes those smaller."""
@@ -250,7 +270,9 @@ class Tiling:
         if isinstance(problem, TileError):
             region, reason = problem.region, str(problem)
         else:
-            region = next(r for r in self.regions if problem.node.name in r.nodes)
+            # What makes a mask may belong to several regions: the one that failed is in shards.
+            tiled = (region for region, *_ in self._tiles(shards))
+            region = next(region for region in tiled if problem.node.name in region.nodes)
             reason = str(problem)
         self.refusals.append(Refusal(f"tile {region.module or 'a region'}", reason))
         n = next(n for n, group in enumerate(self.groups) if any(self.regions[i] is region for i in group.regions))

@@ -126,7 +126,7 @@ class TileOption:
     """The option `tile` gives a number of shards to all regions of a kind."""
 
     kind: str
-    """Of the regions: "mlp" or "loss"."""
+    """Of the regions: "mlp", "loss" or "attention"."""
 
     shards: int
 

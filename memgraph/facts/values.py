@@ -21,7 +21,7 @@ from memgraph.machine.hardware import Hardware
 HEAVY = aten_names("exp sigmoid")
 
 # Operators that Inductor runs in place: they write into their first argument (runtime/tile_ops.py).
-WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add"))
+WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -65,7 +65,12 @@ def starting_shards(groups: Sequence[Group]) -> Shards:
 
 def most_shards(tokens: int, device: str) -> int:
     """How many shards so many tokens may have at the most."""
-    return max(1, tokens // LEAST_ROWS.get(device, LEAST_ROWS["cuda"]))
+    return max(1, tokens // least_rows(device))
+
+
+def least_rows(device: str) -> int:
+    """The fewest tokens of a shard that the planner chooses."""
+    return LEAST_ROWS.get(device, LEAST_ROWS["cuda"])
 
 
 def next_shards(

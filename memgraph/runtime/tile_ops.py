@@ -4,17 +4,19 @@
     shard_put(whole, part, dim, start) -> whole         the same with one more shard in it
     shard_product(left, right) -> sum                   left @ right, summed in float32 (float64 stays)
     shard_add(sum, left, right) -> sum                  sum + left @ right
+    shard_sum(sum, part) -> sum                         sum + part, whose type may be shorter
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
-`left` is [m, k], `right` [k, n] and `sum` [m, n]; `length` is the size of `dim` in `whole`, and `start` is where in it
-the shard begins.
+`left` is [m, k], `right` [k, n] and `sum` [m, n] of a product; `part` has the shape of the `sum` that it is added to.
+`length` is the size of `dim` in `whole`, and `start` is where in it the shard begins.
 
-In a graph all are functional. Inductor runs `shard_put_` and `shard_add_` instead, which write into their first
-argument: the tile pass makes chains of them, and nothing else reads that argument.
+In a graph all are functional. Inductor runs `shard_put_`, `shard_add_` and `shard_sum_` instead, which write into their
+first argument: the tile pass makes chains of them, and nothing else reads that argument.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -89,6 +91,26 @@ def shard_add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> t
     return total
 
 
+def shard_sum_(total: torch.Tensor, part: torch.Tensor) -> None:
+    if total.is_cuda or total.dtype == part.dtype:
+        total.add_(part)
+        return
+    for one, other in zip(total.unbind(), part.unbind(), strict=True):  # the CPU converts what it adds first
+        one.add_(other)
+
+
+def shard_sum(total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    total = total.clone()
+    shard_sum_(total, part)
+    return total
+
+
+def sum_scratch(size: Sequence[int], dtype: torch.dtype, cuda: bool) -> int:
+    """Bytes that `shard_sum_` holds beyond its arguments, for the shape and the type of its part."""
+    wide = accumulator(dtype)
+    return 0 if wide == dtype or cuda else math.prod(size[1:]) * wide.itemsize
+
+
 def poison(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.full((), float("nan"), dtype=dtype, device=device).expand(size)
 
@@ -112,6 +134,8 @@ for _schema, _run, _fake in (
     ("shard_product(Tensor left, Tensor right) -> Tensor", shard_product, _product_like),
     ("shard_add(Tensor total, Tensor left, Tensor right) -> Tensor", shard_add, _same),
     ("shard_add_(Tensor(a!) total, Tensor left, Tensor right) -> ()", shard_add_, lambda *_: None),
+    ("shard_sum(Tensor total, Tensor part) -> Tensor", shard_sum, _same),
+    ("shard_sum_(Tensor(a!) total, Tensor part) -> ()", shard_sum_, lambda *_: None),
     ("poison(int[] size, ScalarType dtype, Device device) -> Tensor", poison, None),
 ):
     _library.define(_schema)

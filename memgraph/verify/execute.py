@@ -75,7 +75,7 @@ class Execution:
         args, kwargs = tree_map(_placed, (args, kwargs))
         if name == "memgraph::shard_whole":
             return _unwritten(target(*args, **kwargs), *args[:2])
-        if name in ("memgraph::shard_put", "memgraph::shard_add"):
+        if name in ("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum"):
             getattr(torch.ops.memgraph, name.removeprefix("memgraph::") + "_").default(*args, **kwargs)
             return args[0]
         if name in ("aten::view", "aten::_unsafe_view"):  # real strides are not always those that torch foresees

@@ -36,6 +36,7 @@ _PURE_OPERATORS = {
     "memgraph::shard_add",
     "memgraph::shard_product",
     "memgraph::shard_put",
+    "memgraph::shard_sum",
     "memgraph::shard_whole",
     "rngprims::philox_rand",
     "transformers::grouped_mm_fallback",

@@ -26,13 +26,15 @@ from memgraph.verify.checks import show, signature
 from memgraph.verify.frame import History
 from memgraph.verify.inputs import input_term
 from memgraph.verify.rewrite import verify_graph
+from memgraph.verify.smaller import SIZES
 from memgraph.verify.terms import Term, Terms
 from memgraph.verify.trial import ROOM, Differs, Trial, graphs_of
 from memgraph.verify.walk import number
 
-# Operators that put shards together. The last two write into their first argument.
-_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", "memgraph::shard_put", "memgraph::shard_add")
-_ADDING = ("memgraph::shard_product", "memgraph::shard_add", "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
+# Operators that put shards together. The latter write into their first argument.
+_WRITING = ("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum")
+_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", *_WRITING)
+_ADDING = ("memgraph::shard_product", *_WRITING[1:], "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
 
 
 class TileError(Exception):
@@ -130,7 +132,8 @@ def _verify_plain(
         if key in tried:
             continue
         try:
-            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room).run()
+            positions = _positions(graph) if call.region.kind == "attention" else ()
+            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room, positions).run()
         except Differs as problem:
             raise TileError(call.region, str(problem)) from problem
         tried.add(key)
@@ -203,7 +206,7 @@ def _inputs(
             ones = [one if node.name == region.tangent else n for node, n in zip(placeholders, given, strict=True)]
             with_one[region.tangent] = values(ones)
         known: dict[Term, _Operand] = {}
-        for name in (*chain, *(name for name in region.inputs if name not in chain)):
+        for name in (*chain, *(name for name in (*region.inputs, *region.handed) if name not in chain)):
             term = with_one[region.tangent][name] if name in chain else old[name]
             known[term] = _Operand((*known.get(term, _Operand(())).names, name), name in chain)
         for operand in call.node.args[2:]:
@@ -256,10 +259,17 @@ def _check_sums(region: TokenRegion, tile: fx.GraphModule) -> None:
         name, value = name_of(node.target) if node.op == "call_function" else "", node.meta.get("val")
         if name in _ADDING and value.dtype.is_floating_point and value.dtype.itemsize < 4:
             raise TileError(region, f"{node.name} adds shards up in {str(value.dtype).removeprefix('torch.')}")
-        if name in _TOGETHER[2:]:
+        if name in _WRITING:
             into = node.args[0]
-            if name_of(into.target) not in (*_TOGETHER, "aten::add") or len(into.users) > 1:
+            if not _is_written_alone(into):
                 raise TileError(region, f"{node.name} writes into {into.name}, which is read elsewhere")
+
+
+def _is_written_alone(into: fx.Node) -> bool:
+    """Whether a value is a sum or a whole of shards, or what one shard returns, and one operator alone reads it."""
+    returned = into.target is operator.getitem and into.args[0].target is compat.invoke_subgraph()
+    made = (*_TOGETHER, "aten::add", "prims::convert_element_type")
+    return (returned or name_of(into.target) in made) and len(into.users) == 1
 
 
 def _cut_out(
@@ -290,6 +300,16 @@ def _cut_out(
         new[old].meta["val"] = old.meta["val"]
     graph.output(tuple(new[nodes[name]] for name in call.stands_for))
     return graph
+
+
+def _positions(graph: fx.Graph) -> tuple[int, ...]:
+    """Whole numbers around those that a mask compares with; 0 and 1 where its integers are places in a table."""
+    found, calls = {0, 1}, [node for node in graph.nodes if node.op == "call_function"]
+    if not any(name_of(node.target) == "aten::index" for node in calls):
+        told = [arg for node in calls if name_of(node.target) not in SIZES for arg in node.args]
+        bounds = [arg for arg in told if isinstance(arg, int) and not isinstance(arg, bool)]
+        found.update(bound + step for bound in bounds for step in (-1, 0, 1))
+    return tuple(sorted(found))
 
 
 def _spell(graph: fx.Graph) -> str:

@@ -8,6 +8,7 @@ Both runs are always on the CPU: the device may be full, and an index out of bou
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -21,6 +22,8 @@ from memgraph.verify.smaller import Relations, Sizes
 ROOM = 64 << 20
 # The tangent of a loss in the trial of its region; the tile runs with a tangent of 1.
 TANGENT = 0.5
+# So many times data are drawn where masks are tried: a draw may leave a query no key to read.
+MASKED_DRAWS = 4
 # By bytes of the type, how far an output may be off, relative to its norm: each sum is rounded in another order.
 TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 0.3}
 
@@ -47,6 +50,8 @@ class Trial:
     """Of the outputs."""
     room: int = ROOM
     """Bytes that all values which stand at once may take."""
+    positions: tuple[int, ...] = ()
+    """What integers are drawn from where they make a mask: numbers that reach its bounds.  Empty: 0 and 1."""
 
     def run(self) -> None:
         """Raises Differs if the two differ, or cannot be tried."""
@@ -92,16 +97,22 @@ class Trial:
         """Run both on random data.  Raises Differs if an output differs."""
         values = [node.meta["val"] for node in self.tile.graph.find_nodes(op="placeholder")]
         run = Execution(sizes)
-        for positive in (False, True):
+        for draw, positive in self._draws(len(values)):
             with compat.really(), torch.no_grad():
                 drawn = zip(self.alike, values, strict=True)
-                data = [_data(value, sizes, seed, positive) for seed, value in drawn]
+                data = [_data(value, sizes, draw + seed, positive, self.positions) for seed, value in drawn]
                 scaled = [item * TANGENT if place in self.units else item for place, item in enumerate(data)]
                 want, got = run.run(self.region, scaled), run.run(self.tile.graph, data, self.tile)
                 for place, name in enumerate(self.names):
                     _same(name, want[place], got[place] * TANGENT if place in self.scaled else got[place])
-                if all(bool(torch.isfinite(value).all()) for value in want):
+                if not self.positions and all(bool(torch.isfinite(value).all()) for value in want):
                     return  # otherwise again with positive numbers, which have a logarithm
+
+    def _draws(self, inputs: int) -> list[tuple[int, bool]]:
+        """For each draw of data, the first of its seeds and whether its numbers are positive."""
+        if self.positions:
+            return [(draw * inputs, False) for draw in range(MASKED_DRAWS)]
+        return [(0, False), (0, True)]
 
 
 def graphs_of(module: fx.GraphModule) -> list[fx.Graph]:
@@ -118,8 +129,8 @@ def _empty(value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     return torch.empty_strided(sizes.shape(value.shape), sizes.stride(value.shape, value.stride()), dtype=value.dtype)
 
 
-def _data(value: torch.Tensor, sizes: Sizes, seed: int, positive: bool) -> torch.Tensor:
-    """Random numbers. Integers may be positions of anything, so they are 0 or 1."""
+def _data(value: torch.Tensor, sizes: Sizes, seed: int, positive: bool, positions: Sequence[int] = ()) -> torch.Tensor:
+    """Random numbers. Integers may be positions of anything, so they are 0 or 1 where none are given to draw from."""
     generator = torch.Generator().manual_seed(seed)
     item, shape = _empty(value, sizes), sizes.shape(value.shape)
     repeated = tuple(1 if not stride else size for size, stride in zip(shape, item.stride(), strict=True))
@@ -127,6 +138,8 @@ def _data(value: torch.Tensor, sizes: Sizes, seed: int, positive: bool) -> torch
         drawn = torch.randn(repeated, generator=generator, dtype=torch.float64)
         drawn = drawn * max(1, shape[-1]) ** -0.5 if len(shape) > 1 else drawn
         drawn = drawn.abs() if positive else drawn
+    elif positions and value.dtype is not torch.bool:
+        drawn = torch.tensor(positions)[torch.randint(0, len(positions), repeated, generator=generator)]
     else:
         drawn = torch.randint(0, 2, repeated, generator=generator)
     own = item.as_strided(repeated, item.stride()).copy_(drawn)

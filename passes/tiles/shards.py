@@ -16,7 +16,7 @@ import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.region import TokenRegion
-from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, apart
+from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State, apart
 from memgraph.passes.insert import call, size
 from memgraph.passes.tiles.body import Body, Size, build_body, is_contiguous, same_shape, shard_shape, sizes
 from memgraph.passes.tiles.stored import CalledGraph
@@ -26,11 +26,11 @@ aten = torch.ops.aten
 
 
 def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The nodes of a region that some outputs are computed from, and the inputs that they read, both in order.
+    """The nodes of a region that some outputs are computed from, and what these are given, both in order.
 
     The symbols of their sizes are inputs as well, the first ones.  Raises MixesTokens where the graph is not given one.
     """
-    inside, found, pending = region.nodes, set(), [nodes[name] for name in outputs]
+    inside, found, pending = region.nodes.difference(region.handed), set(), [nodes[name] for name in outputs]
     read: set[str] = set()
     while pending:
         node = pending.pop()
@@ -45,7 +45,7 @@ def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[
     order = (*region.forward, *region.backward)
     place = {node.name: n for n, node in enumerate(nodes.values())}
     names = sorted(found.intersection(order), key=place.__getitem__)
-    inputs = [name for name in region.inputs if name in read]
+    inputs = [name for name in (*region.inputs, *region.handed) if name in read]
     return names, [*_symbols(nodes, [*inputs, *names]), *inputs]
 
 
@@ -118,7 +118,12 @@ def build_tile(
                 )
             else:
                 part = found[body.exposed[body.values[name]]]
-                gathered[name] = _gather(graph, mode, before, part, nodes[name], region.states[name], tokens, start)
+                if before is not None and region.kind == "attention" and region.states[name] == PARTIAL:
+                    # As large as the keys or the values: not added up where they are, there would be three of each.
+                    made = call(graph, mode, torch.ops.memgraph.shard_sum.default, before, part)
+                else:
+                    made = _gather(graph, mode, before, part, nodes[name], region.states[name], tokens, start)
+                gathered[name] = made
         start += rows
     results = [_finish(graph, mode, gathered[name], nodes[name], region.states[name]) for name in outputs]
     graph.output(tuple(results))
@@ -162,6 +167,16 @@ def _side_by_side(state: Sharded, rank: int) -> list[int]:
     """An order of the dimensions in which the token dimensions follow one another, ending where the last of them is."""
     last = state.dims[-1]
     return [*(dim for dim in range(last) if dim not in state.dims), *state.dims, *range(last + 1, rank)]
+
+
+def _inward(value: torch.Tensor, state: State) -> list[int]:
+    """The dimensions of a value that is put together, from the outermost in memory to the innermost.
+
+    Empty where that is their order, and where the tokens run along several of them, which `_flat` puts in order.
+    """
+    if not isinstance(state, Sharded) or len(state.dims) > 1 or is_contiguous(value):
+        return []
+    return sorted(range(value.dim()), key=lambda dim: (-compat.size_hint(value.stride(dim)), dim))
 
 
 def _dim(state: Sharded, shape: Sequence[int]) -> int:
@@ -261,6 +276,9 @@ def _gather(
     assert isinstance(state, Sharded)  # a region has no other outputs
     flat = _flat(graph, mode, part, state, {})
     dim = _dim(state, shape_of(node))
+    order = _inward(node.meta["val"], state)
+    if order:
+        flat, dim = call(graph, mode, aten.permute.default, flat, order), order.index(dim)
     if before is None:
         length = size(graph, mode, tokens * state.factor)
         return call(graph, mode, torch.ops.memgraph.shard_whole.default, flat, dim, length)
@@ -275,6 +293,8 @@ def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: A
         order = _side_by_side(state, old.dim())
         shape = _sized(graph, mode, [old.shape[dim] for dim in order])
         result = call(graph, mode, aten.view.default, result, shape)
+        result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
+    elif order := _inward(old, state):
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
     if not same_shape(shape_of(result), old.shape):
         result = call(graph, mode, aten.view.default, result, _sized(graph, mode, old.shape))

@@ -95,6 +95,19 @@ def test_dropout_scale_and_grouped_heads_stay(grouped):
     assert torch.allclose(want, after(q, k)[0], atol=1e-6)
 
 
+def test_dropout_beside_a_window_is_refused_for_shards_as_well():
+    """On the CPU such attention is taken apart before its joint graph is made: nothing there tells."""
+
+    def attend(q):
+        query, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])
+        window = (key <= query) & (key > query - 3)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=window, dropout_p=0.1)
+
+    _, _, found = rewritten(attend, queries())
+    (refusal,) = found.refusals
+    assert "window" in refusal.reason and "what dropout draws depends on the place" in refusal.reason
+
+
 def test_a_mask_that_cannot_be_tried_is_refused():
     """The halves of a large mask, put together: the proof understands it, a run at some places does not."""
 

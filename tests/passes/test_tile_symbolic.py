@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch.utils._pytree import tree_leaves
 from memgraph.base import compat
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
+from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.find import find_regions
 from memgraph.passes import graphs
 from memgraph.passes.tile import tile
 from memgraph.passes.tiles import shards as tile_graph
 from memgraph.verify.tiles import TileError, verify_tiles
+from tests.support import attention
 from tests.support.splits import capture_inductor
 from tests.support.tiles import WIDTH, Of, cross_entropy, distance, linear, loss, mlp
 
@@ -29,10 +32,11 @@ class Symbolic:
 
     graph: torch.fx.GraphModule
     given: dict[int, list[object]]
+    find: Callable[..., tuple] = find_regions
 
     @property
     def regions(self):
-        return find_regions(with_plain_sizes(self.graph, generic(names_of_symbols(self.graph))))[0]
+        return self.find(with_plain_sizes(self.graph, generic(names_of_symbols(self.graph))))[0]
 
     def tiled(self, shards: int, verified: bool = True):
         tiles = tuple((region, shards) for region in self.regions)
@@ -154,3 +158,17 @@ def test_a_graph_with_plain_sizes():
     assert not names_of_symbols(plain)
     assert [node.name for node in plain.graph.nodes] == [n.name for n in joint.graph.nodes if not is_size(n)]
     assert not any(map(is_size, plain.graph.nodes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a window", "packing"])
+def test_attention_of_all_lengths(name):
+    """In no more shards than the shortest sequence has queries: no kernel takes a shard without any."""
+    module, kinds = (
+        (attention.Attention(attention.window(5), layers=2), ("floats",))
+        if name == "a window"
+        else (attention.Attention(attention.packed), ("floats", "labels"))
+    )
+    joint = dataclasses.replace(symbolic(module, *kinds), find=find_attention)
+    assert joint.regions
+    assert joint.error(2) < 1e-12

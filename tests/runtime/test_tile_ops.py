@@ -54,3 +54,18 @@ def test_a_shard_without_tokens_adds_nothing(dtype):
     tile_ops.shard_add_(total, left, right)
     assert torch.equal(total, torch.ones(3, 5))
     assert tile_ops.scratch(left.shape, right.shape, dtype, cuda=False) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_add_up_where_the_sum_is(dtype, device):
+    """Sum and part lie in another order than their dimensions, as gradients of attention do."""
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(2, 5, 3, 4, generator=generator).to(device, dtype).transpose(1, 2) for _ in range(2))
+    total = one.to(tile_ops.accumulator(dtype), copy=True)
+    functional = tile_ops.shard_sum(total, other)
+    assert torch.equal(total, one.to(total.dtype)) and functional.dtype == total.dtype
+    tile_ops.shard_sum_(total, other)
+    assert torch.equal(total, functional) and torch.equal(total, one.to(total.dtype) + other.to(total.dtype))
+    held = peak_above_start(lambda: tile_ops.shard_sum_(total, other), device)
+    assert held == tile_ops.sum_scratch(other.shape, dtype, device == "cuda")

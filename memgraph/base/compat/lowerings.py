@@ -73,6 +73,7 @@ def lower_shards() -> None:
     for functional, writing in (
         (operators.shard_put, operators.shard_put_),
         (operators.shard_add, operators.shard_add_),
+        (operators.shard_sum, operators.shard_sum_),
     ):
         lower = functools.partial(into, operator=writing.default)
         register_lowering(functional.default, type_promotion_kind=None)(lower)

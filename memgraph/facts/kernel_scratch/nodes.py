@@ -28,6 +28,8 @@ def of_operator(
     name = qualified_name(op)
     if name in ("memgraph::shard_product", "memgraph::shard_add_"):
         return _shards(*args[-2:], on_cuda=device == "cuda")
+    if name == "memgraph::shard_sum_":
+        return _sum(args[1], on_cuda=device == "cuda")
     if name.startswith(_NONE):
         return 0
     return current().bytes_of(op, args, kwargs, outputs, device)
@@ -38,6 +40,8 @@ def of_node(node: fx.Node, device: str) -> int:
     name = qualified_name(node.target) if node.op == "call_function" else ""
     if name in ("memgraph::shard_product", "memgraph::shard_add"):
         return _shards(*map(described, node.args[-2:]), on_cuda=device == "cuda")
+    if name == "memgraph::shard_sum":
+        return _sum(described(node.args[1]), on_cuda=device == "cuda")
     if not name or name.startswith(_NONE) or family(node.target) != "extern":
         return 0
     if name not in (RULES if device == "cpu" else cuda.RULES) and not compat.falls_back(node.target):
@@ -46,6 +50,10 @@ def of_node(node: fx.Node, device: str) -> int:
     if device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3:  # as Inductor lays them out there
         args[:2] = [described(arg).channels_last() for arg in args[:2]]
     return current().bytes_of(node.target, args, node.kwargs, node, device)
+
+
+def _sum(part: Operand, *, on_cuda: bool) -> int:
+    return tile_ops.sum_scratch(part.size, part.dtype, on_cuda)
 
 
 def _shards(left: Operand, right: Operand, *, on_cuda: bool) -> int:

@@ -80,6 +80,8 @@ def causal_masks(module: fx.GraphModule) -> Masks:
             if key not in why:
                 why[key] = _of_the_mask(mask, queries, keys)
             reason = why[key]
+            if reason and given["dropout_p"]:
+                reason += "; nor is it made for some queries at a time: what dropout draws depends on the place"
         if reason:
             refused.setdefault((mask.name, reason), []).append(call.name)
         else:

@@ -19,12 +19,13 @@ class TokenRegion:
     It names nodes of the graph, always in the graph's order.
     """
 
-    kind: Literal["loss", "mlp"]
-    """"mlp" if a product makes the wide values thin again, "loss" if they are only reduced."""
+    kind: Literal["loss", "mlp", "attention"]
+    """"mlp" if a product makes the wide values thin again, "loss" if they are only reduced, "attention" for a call of
+    attention with what makes its mask."""
     module: str
     """The path of the module that it comes from, "" if the graph has no paths."""
     tokens: int
-    """The number of tokens in all shards."""
+    """The number of tokens in all shards; of attention, the queries of a sequence."""
     forward: tuple[str, ...]
     """Its nodes that do not depend on a tangent."""
     backward: tuple[str, ...]
@@ -43,6 +44,8 @@ class TokenRegion:
     """The one scalar tangent that its backward depends on; "" if the backward depends on anything else."""
     chain: tuple[str, ...] = ()
     """The nodes outside between the tangent and the backward."""
+    handed: tuple[str, ...] = ()
+    """The outputs of its forward that its backward is given; all else of the forward it computes again."""
 
     @property
     def nodes(self) -> frozenset[str]:

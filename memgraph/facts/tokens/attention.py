@@ -1,0 +1,142 @@
+"""Calls of attention that can run one shard of the queries at a time, which needs no more of a mask than their rows.
+
+    mask = where(key_position > query_position - 8, 0, -inf)       [batch, 1, queries, keys]
+    out, logsumexp = attention(q, k, v, mask)           ...        dq, dk, dv = attention_backward(dout, q, ..., mask)
+
+A region has the attention, its backward, and what makes the mask of thin values (`queries.py`). Its tokens are the
+queries: keys and values are the same for all shards, and their gradients are sums over the shards. What makes the mask
+may belong to several regions, and to both sides of one: each makes its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import fx
+
+from memgraph.facts.costs import logical_bytes
+from memgraph.facts.joint import overwritten_inputs
+from memgraph.facts.operators import family, qualified_name, short_name
+from memgraph.facts.tokens.graph import TokenGraph, common_path
+from memgraph.facts.tokens.nodes import argument, shape_of
+from memgraph.facts.tokens.queries import Rows
+from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
+from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State
+from memgraph.facts.views import view_base
+
+_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+# By kernel that takes a mask, the argument that is the mask.
+MASKS = {
+    _CPU: "attn_mask",
+    "aten::_scaled_dot_product_efficient_attention": "attn_bias",
+    "aten::_scaled_dot_product_cudnn_attention": "attn_bias",
+    "aten::_scaled_dot_product_fused_attention_overrideable": "attn_bias",
+}
+# Kernels of which a part of the queries gives a part of each output, or a sum.
+KNOWN = frozenset((_CPU,))
+# All values of attention are [batch, heads, tokens, ...].
+_BY_QUERY = Sharded((2,))
+_STATES: dict[str, State] = {
+    **dict.fromkeys(("query", "grad_out", "out", "logsumexp"), _BY_QUERY),
+    **dict.fromkeys(("key", "value"), REPLICATED),
+}
+_OUTPUTS: dict[str, tuple[State, ...]] = {
+    _CPU: (_BY_QUERY, _BY_QUERY),
+    f"{_CPU}_backward": (_BY_QUERY, PARTIAL, PARTIAL),
+}
+
+
+def find_attention(
+    joint: fx.GraphModule, weights: Collection[str] = ()
+) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
+    """The regions of all calls of attention with a mask of queries x keys, and what was refused with the reason.
+
+    weights: the names of the inputs that are known to be parameters.
+    """
+    graph = TokenGraph(joint, weights)
+    overwritten = {node.name for node in overwritten_inputs(joint.graph.nodes)}
+    backward = _backward_calls(graph)
+    regions: list[TokenRegion] = []
+    refused: list[RefusedRegion] = []
+    for call in graph.nodes:
+        mask = _mask(call)
+        if mask is None or call in graph.backward:
+            continue
+        try:
+            region = _region(graph, [call, *backward.get(call, ())], mask)
+        except MixesTokens as problem:
+            what = problem.node.name if problem.node.op == "placeholder" else short_name(problem.node.target)
+            refused.append(RefusedRegion(common_path([call]), problem.node.name, f"{what} {problem.reason}"))
+            continue
+        if region.backward and overwritten.intersection(region.inputs):
+            reason = "its backward would read an input that the forward overwrites"
+            refused.append(RefusedRegion(region.module, call.name, reason))
+        else:
+            regions.append(region)
+    return tuple(regions), tuple(refused)
+
+
+def _mask(call: fx.Node) -> fx.Node | None:
+    """The mask of a call of attention, or of its backward, if it has an entry for each query and key."""
+    name = qualified_name(call.target).removesuffix("_backward") if call.op == "call_function" else ""
+    mask = argument(call, MASKS[name]) if name in MASKS else None
+    whole = isinstance(mask, fx.Node) and len(shape_of(mask)) > 1 and 1 not in shape_of(mask)[-2:]
+    return mask if whole else None
+
+
+def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node) -> TokenRegion:
+    """The region of a call of attention.  calls: it, and its backward.  Raises MixesTokens."""
+    call = calls[0]
+    if qualified_name(call.target) not in KNOWN:
+        raise MixesTokens(call, "is not known to run a part of its queries")
+    rows, states = Rows(), {}
+    for node in calls:
+        _refuse(node)
+        states[node] = _OUTPUTS[qualified_name(node.target)]
+        own = _mask(node)
+        for name, state in _STATES.items():
+            read = argument(node, name)
+            if isinstance(read, fx.Node):
+                rows.read(read, state, node)
+        if own is not None:
+            rows.follow(own)
+        states |= {part: states[node][part.args[1]] for part in node.users}
+    states |= rows.members
+    members = graph.in_order(states)
+    forward = [node for node in members if node not in graph.backward]
+    backward = [node for node in members if node in graph.backward]
+    handed = [part for part in call.users if not set(part.users).isdisjoint(backward)]
+    left = [part for node in calls for part in node.users if part in handed or not set(part.users) <= set(members)]
+    sizes = [logical_bytes(node.meta["val"]) for node in rows.members if family(node.target) != "view"]
+    reads = {read for node in members for read in node.all_input_nodes if read not in states}
+    return TokenRegion(
+        kind="attention",
+        module=common_path([call]),
+        tokens=shape_of(mask)[-2],
+        forward=tuple(node.name for node in forward),
+        backward=tuple(node.name for node in backward),
+        inputs=tuple(node.name for node in graph.in_order(reads)),
+        outputs=tuple(node.name for node in graph.in_order(left)),
+        states={node.name: state for node, state in (states | rows.inputs).items()},
+        wide_bytes=sum(sizes),
+        row_bytes=logical_bytes(mask.meta["val"]) // shape_of(mask)[-2],  # what it is made of is fused with it
+        handed=tuple(node.name for node in graph.in_order(handed)),
+    )
+
+
+def _refuse(call: fx.Node) -> None:
+    """Raises MixesTokens where a call does more than to attend with its mask."""
+    if argument(call, "dropout_p"):
+        raise MixesTokens(call, "drops weights out, and which ones depends on their place in the whole")
+    if argument(call, "is_causal"):
+        raise MixesTokens(call, "is told that it is causal beside its mask")
+
+
+def _backward_calls(graph: TokenGraph) -> dict[fx.Node, list[fx.Node]]:
+    """By call of attention, the calls of its backward: they read its sums of exponentials."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.backward:
+        if node.op == "call_function" and qualified_name(node.target) in _OUTPUTS:
+            for call in view_base(argument(node, "logsumexp")).all_input_nodes:
+                found.setdefault(call, []).append(node)
+    return found

@@ -1,0 +1,165 @@
+"""How the rows of a mask of attention, one a query, pass through the operators that make it.
+
+    mask[.., i, j] = where(key_position[j] > query_position[i] - 8, 0, -inf)
+
+The walk goes from the mask back to what it is made of. A value that has the queries and the keys among its dimensions
+is as large as the mask: a shard makes its own rows of it. A value with the queries alone has rows for each shard, and
+one without them is the same for all shards: both are thin and come from outside. An operator passes the rows on if each
+entry of its output is made of the entries at the same query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import fx
+
+from memgraph.facts.operators import aten_names, qualified_name
+from memgraph.facts.tokens.kinds import COUNTERS, MAKERS
+from memgraph.facts.tokens.nodes import argument, is_tensor, shape_of, tensors
+from memgraph.facts.tokens.rules.entrywise import is_pointwise
+from memgraph.facts.tokens.states import REPLICATED, MixesTokens, Sharded, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Along:
+    """The dimensions of a value that queries and keys run along; below 0 where it has no such dimension."""
+
+    queries: int
+    keys: int
+
+    def without(self, leading: int) -> Along:
+        """Of a value that lacks so many leading dimensions."""
+        return Along(self.queries - leading, self.keys - leading)
+
+    def moved(self, to: Callable[[int], int]) -> Along:
+        return Along(*(to(dim) if dim >= 0 else -1 for dim in (self.queries, self.keys)))
+
+
+Rule: TypeAlias = Callable[[fx.Node, Along], Iterator[tuple[fx.Node, Along]]]
+"""Gives, for each tensor that an operator reads, its dimensions of queries and keys.  Raises MixesTokens."""
+
+
+@dataclasses.dataclass
+class Rows:
+    """What makes some masks, entry by entry.  Methods raise MixesTokens where an operator mixes queries."""
+
+    members: dict[fx.Node, State] = dataclasses.field(default_factory=dict)
+    """The values with an entry for each query and key."""
+    inputs: dict[fx.Node, State] = dataclasses.field(default_factory=dict)
+    """The thin values that these are made of."""
+
+    def read(self, node: fx.Node, state: State, reader: fx.Node) -> None:
+        """Note that a value comes from outside, in a state."""
+        if self.inputs.setdefault(node, state) != state:
+            raise MixesTokens(reader, f"reads {node.name} both by queries and whole")
+
+    def follow(self, mask: fx.Node) -> None:
+        """Note what makes a mask [.., queries, keys]."""
+        rank = len(shape_of(mask))
+        pending = [(mask, Along(rank - 2, rank - 1), mask)]
+        while pending:
+            node, along, reader = pending.pop()
+            state = REPLICATED if _lacks(node, along.queries) else Sharded((along.queries,))
+            if state == REPLICATED or _lacks(node, along.keys):
+                self.read(node, state, reader)
+            elif self.members.setdefault(node, state) != state:
+                raise MixesTokens(reader, f"reads {node.name} along other queries than others do")
+            else:
+                pending += [(read, there, node) for read, there in _rule(node)(node, along)]
+
+
+def _lacks(node: fx.Node, dim: int) -> bool:
+    return dim < 0 or shape_of(node)[dim] == 1
+
+
+def _rule(node: fx.Node) -> Rule:
+    if node.op != "call_function":
+        raise MixesTokens(node, "is given, and has an entry for each query and key")
+    rule = _RULES.get(qualified_name(node.target))
+    if rule is not None:
+        return rule
+    tags = getattr(node.target, "tags", ())
+    if is_pointwise(node.target) and torch.Tag.nondeterministic_seeded not in tags:
+        return _broadcast
+    raise MixesTokens(node, "does not make a mask entry by entry")
+
+
+def _broadcast(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """Operators whose inputs are broadcast to the shape of the output."""
+    for read in tensors(node):
+        yield read, along.without(len(shape_of(node)) - len(shape_of(read)))
+
+
+def _made(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """One number, many times."""
+    return iter(())
+
+
+def _viewed(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """Views that add and leave out dimensions of size 1."""
+    read = node.args[0]
+    inside, outside = (_longer(shape_of(item)) for item in (read, node))
+    if [shape_of(read)[dim] for dim in inside] != [shape_of(node)[dim] for dim in outside]:
+        raise MixesTokens(node, "makes one dimension of several")
+    yield read, along.moved(dict(zip(outside, inside, strict=True)).__getitem__)
+
+
+def _longer(shape: Sequence[int]) -> list[int]:
+    """The dimensions of a size other than 1."""
+    return [dim for dim, size in enumerate(shape) if size != 1]
+
+
+def _permuted(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    order = [dim % len(node.args[1]) for dim in node.args[1]]
+    yield node.args[0], along.moved(order.__getitem__)
+
+
+def _cut(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """A part along another dimension than the queries."""
+    if argument(node, "dim") % len(shape_of(node)) == along.queries:
+        raise MixesTokens(node, "takes a part of the queries")
+    yield node.args[0], along
+
+
+def _joined(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """Parts along another dimension than the queries."""
+    if argument(node, "dim") % len(shape_of(node)) == along.queries:
+        raise MixesTokens(node, "joins queries")
+    yield from ((read, along) for read in tensors(node))
+
+
+def _padded(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """Padding of other dimensions than the queries; it is told from the last dimension on."""
+    place = 2 * (len(shape_of(node)) - 1 - along.queries)
+    if any(node.args[1][place : place + 2]):
+        raise MixesTokens(node, "adds queries")
+    yield node.args[0], along
+
+
+def _picked(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """An entry of a table for each place, by positions that are broadcast: one along each of its dimensions."""
+    table, positions = node.args[:2]
+    if len(positions) != len(shape_of(table)) or not all(map(is_tensor, positions)):
+        raise MixesTokens(node, "picks more than one entry for each place")
+    if math.prod(shape_of(table)) >= math.prod(shape_of(node)):
+        raise MixesTokens(node, f"picks from {table.name}, which is as large as the mask")
+    yield table, Along(-1, -1)
+    for read in positions:
+        yield read, along.without(len(shape_of(node)) - len(shape_of(read)))
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(aten_names("expand"), _broadcast),
+    **dict.fromkeys(aten_names("view _unsafe_view reshape squeeze unsqueeze"), _viewed),
+    **dict.fromkeys(aten_names("permute"), _permuted),
+    **dict.fromkeys(aten_names("slice"), _cut),
+    **dict.fromkeys(aten_names("cat"), _joined),
+    **dict.fromkeys(aten_names("constant_pad_nd"), _padded),
+    **dict.fromkeys(aten_names("index"), _picked),
+    **dict.fromkeys(MAKERS - COUNTERS, _made),
+}

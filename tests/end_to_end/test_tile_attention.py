@@ -1,0 +1,37 @@
+"""Attention in shards of its queries, through Inductor: gradients are eager's, and the peak is lower by the mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memgraph
+from memgraph.facts.actions import Tile
+from memgraph.machine.measure import peak_above_start
+from tests.support.attention import Attention, window
+
+pytestmark = [pytest.mark.inductor, pytest.mark.slow]
+LENGTH = 1536
+
+
+def gradients(call, model, x):
+    model.zero_grad(set_to_none=True)
+    loss = call(x)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def test_a_window_that_no_graph_makes():
+    torch.manual_seed(0)
+    model, x = Attention(window(100)), torch.randn(1, LENGTH, 8)
+    want = gradients(model, model, x)
+    torch._dynamo.reset()
+    tile = {"mlp": False, "loss": False, "attention": 8}
+    call = torch.compile(model, backend="memgraph", options={"budget": None, "tile": tile, "cache": False})
+    got = gradients(call, model, x)
+    assert max(float((a - b).norm() / a.norm()) for a, b in zip(want, got, strict=True)) < 1e-6
+    peak, report = peak_above_start(lambda: gradients(call, model, x)), memgraph.report()
+    (decision,) = (d for d in report.decisions if isinstance(d.action, Tile))
+    assert decision.action == Tile(8) and decision.bytes == 4 * LENGTH**2
+    assert abs(report.predicted_peak - report.baseline - peak) < 0.02 * peak
+    assert peak < 2 * LENGTH**2  # half of the mask
