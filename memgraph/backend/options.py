@@ -89,9 +89,9 @@ class TileOptions(BaseModel):
     """Regions that make each token's row longer to reduce it (a head and its loss): as above."""
 
     attention: Annotated[int | str | bool, PlainValidator(values.shards)] = "auto"
-    """Masks of attention, whose bytes grow with the square of the sequence. A mask that is the causal one is dropped, and
-    the call says `is_causal=True` instead; with any other, attention runs in shards of its queries: as above. False
-    leaves attention as it is."""
+    """Masks of attention, whose bytes grow with the square of the sequence. A mask that is the causal one is dropped,
+    and the call says `is_causal=True` instead; with any other, attention runs in shards of its queries: as above.
+    False leaves attention as it is."""
 
     accumulate: Literal["float32"] = "float32"
     """The dtype in which gradients of weights are summed over shards; float64 stays float64."""
