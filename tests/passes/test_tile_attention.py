@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 
 import pytest
 import torch
@@ -132,6 +133,13 @@ def test_no_graph_makes_the_whole_mask():
     first = joint.regions[:1]
     left = squares(joint.tiled(2, first))
     assert left and set(left) < set(squares(joint.graph))  # what the other layer reads
+
+
+def test_a_cache_gives_tiles_back():
+    """AOTAutograd's cache stores graphs by pickling them."""
+    tiled = windowed().tiled(2)
+    for tile in (tiled.tile_0, tiled.tile_1):
+        assert text(pickle.loads(pickle.dumps(tile))) == text(tile)
 
 
 def test_equal_layers_call_the_same_tile():
