@@ -13,6 +13,12 @@ Sums over tokens are kept in float32 and added up in the order of the shards.
 
 If the backward of a region depends on one scalar tangent alone (a loss), the region has one tile only: it runs in the
 forward with a tangent of 1, and the backward multiplies its gradients by the tangent.
+
+Of attention with a mask of its own the tokens are the queries. Its backward is given what its forward returned, and
+makes no more of the forward again than the mask's rows:
+
+    tile_2:  for each shard:  m_i = mask of the queries a:b; out_i, sums_i = attention(q[a:b], k, v, m_i)
+    tile_3:  for each shard:  m_i again; dq[a:b], dk_i, dv_i = attention_backward(...); dk += dk_i; dv += dv_i
 """
 
 from __future__ import annotations

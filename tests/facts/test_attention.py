@@ -14,6 +14,7 @@ from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, Sharded
 from tests.support.attention import Attention, Joint, joint_of, packed, padded, positions, window
 from tests.support.attention import alibi as by_distance
+from tests.support.lanes import slow_but
 from tests.support.tiles import Of
 
 aten = torch.ops.aten
@@ -79,7 +80,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", slow_but(FOUND, fast={"a window", "padding", "a triangle"}))
 def test_masks_that_are_made_entry_by_entry(name):
     joint = FOUND[name]()
     assert len(joint.regions) == 1 and not joint.refused
@@ -127,7 +128,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", slow_but(REFUSED, fast={"a mask that is given", "drawn", "read across"}))
 def test_masks_that_mix_queries_are_refused(name):
     make, more, reason = REFUSED[name]
     joint = joint_of(Attention(make), more)

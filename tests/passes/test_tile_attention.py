@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from memgraph.facts.actions import Tile
 from tests.support.attention import Attention, Joint, joint_of, packed, padded, squares, window
 from tests.support.harness import Eager
 from tests.support.interpreted import backend
+from tests.support.lanes import slow_but
 from tests.support.models import tiny
 from tests.support.printer import golden, text
 from tests.support.splits import calls
@@ -134,6 +136,13 @@ def test_no_graph_makes_the_whole_mask():
     assert left and set(left) < set(squares(joint.graph))  # what the other layer reads
 
 
+def test_a_cache_gives_tiles_back():
+    """AOTAutograd's cache stores graphs by pickling them."""
+    tiled = windowed().tiled(2)
+    for tile in (tiled.tile_0, tiled.tile_1):
+        assert text(pickle.loads(pickle.dumps(tile))) == text(tile)
+
+
 def test_equal_layers_call_the_same_tile():
     tiled = joint_of(Attention(window(5), layers=3)).tiled(2)
     assert {call.args[1] for call in calls(tiled, "invoke_subgraph")} == {"tile_0", "tile_1"}
@@ -142,7 +151,7 @@ def test_equal_layers_call_the_same_tile():
 # --- what it computes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", slow_but([1, 2], fast={1}))
 def test_it_computes_the_same(groups):
     joint = joint_of(Attention(window(5), layers=2, groups=groups, scale=0.3))
     assert largest_error(joint, SHARDS) < 1e-12
@@ -251,6 +260,7 @@ def test_the_peak_is_lower_by_the_mask():
     assert whole.chosen.peak > mask > 2 * tiled.chosen.peak
 
 
+@pytest.mark.slow
 def test_the_planner_chooses_what_the_budget_needs():
     _, whole = planned(1024, 0.99, "auto")
     counts = []
@@ -285,6 +295,7 @@ def test_a_rule_pins_one_module():
     assert (decision.action, decision.module) == (Tile(3), "one") and not plan.refusals
 
 
+@pytest.mark.slow
 def test_sequences_of_any_length_have_few_shards():
     """A launch may have two queries, and each shard needs one."""
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ class TokenRegion:
     inputs: tuple[str, ...]
     """The nodes outside that it reads."""
     outputs: tuple[str, ...]
-    """Its nodes that are read outside."""
+    """Its nodes that are read outside, and those in `handed`."""
     states: Mapping[str, State]
     """By name, the states of its nodes and inputs."""
     wide_bytes: int
