@@ -115,11 +115,9 @@ def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...]
         constraints=LinearConstraint(matrix.tocsr(), lower, [*upper, *[1.0] * len(launches)]),
         options={"time_limit": SECONDS},
     )
-    if solved.x is None:
-        if solved.status != INFEASIBLE:
-            raise Unsolved(solved.message)
+    if solved.x is None and solved.status == INFEASIBLE:
         return None
-    return tuple(
-        max(range(len(launch.menu)), key=lambda place: solved.x[starts[number] + place])
-        for number, launch in enumerate(launches)
-    )
+    if solved.x is None:
+        raise Unsolved(solved.message)
+    share = [[solved.x[x] for x, _ in options(number)] for number in range(len(launches))]
+    return tuple(place.index(max(place)) for place in share)

@@ -98,9 +98,8 @@ def build_body(
             else:
                 made = call(graph, mode, node.target, *args, name=name, **kwargs)
         except Exception as error:  # an operator may raise anything on arguments that do not fit
-            raise MixesTokens(
-                node, f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}"
-            ) from error
+            problem = f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}"
+            raise MixesTokens(node, problem) from error
         new[node] = made
         value = made.meta["val"]
         sliced = isinstance(state, Sharded) and isinstance(value, torch.Tensor)
