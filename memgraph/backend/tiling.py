@@ -85,6 +85,9 @@ class Tiling:
         regions, refused = find_regions(module, weights)
         if self.rules or self.options.tile is not None and self.options.tile.attention is not False:
             attention, kept = find_attention(module, weights)
+            if self.device != "cpu":  # traced on a CPU for a card, the graph has kernels that the card's will not have
+                reason = "attention runs in shards of its queries on the CPU alone"
+                kept, attention = (*kept, *(RefusedRegion(r.module, r.forward[0], reason) for r in attention)), ()
             regions, refused = (*regions, *attention), (*refused, *kept)
         return tuple(self._counted(regions)) if self.symbols else regions, refused
 

@@ -10,7 +10,7 @@ import torch
 
 import memgraph
 from memgraph.facts.actions import Tile
-from tests.support.attention import Attention, Joint, joint_of, packed, padded, squares, window
+from tests.support.attention import WIDTH, Attention, Joint, joint_of, packed, padded, squares, window
 from tests.support.harness import Eager
 from tests.support.interpreted import backend
 from tests.support.lanes import slow_but
@@ -313,3 +313,16 @@ def test_sequences_of_any_length_have_few_shards():
     assert [shards(plan) for plan in runner.planned] == [[2]]
     (reason,) = (refusal.reason for refusal in runner.planned[0].refusals if "each shard needs" in refusal.reason)
     assert reason == "its length may be 2, and each shard needs a query: 2 shards at most"
+
+
+def test_a_plan_for_a_card_has_no_tile_that_the_card_does_not_get():
+    """A CPU build traces the CPU's kernel; the card's is another one, which runs no part of its queries."""
+    with torch.device("meta"):
+        model, x = Attention(window(40)), torch.empty(2, 64, WIDTH)
+    options = {"budget": None, "tile": {"attention": 2}}
+    here = memgraph.plan(model, x, options=options, hardware="cpu", device="cpu")
+    there = memgraph.plan(model, x, options=options, hardware="H100")
+    shards = [[d.action.shards for d in report.decisions if isinstance(d.action, Tile)] for report in (here, there)]
+    assert shards == [[2], []]
+    assert any("on the CPU alone" in refusal.reason for refusal in there.refusals)
+    assert not any("on the CPU alone" in refusal.reason for refusal in here.refusals)
