@@ -49,7 +49,7 @@ demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
 test: $(DONE)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not examples" --durations=30
 
 # One thread a worker: the tensors are tiny, and two threads each would only wait for one another.

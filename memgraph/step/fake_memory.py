@@ -11,6 +11,7 @@ import torch
 
 from memgraph.base import compat
 from memgraph.base.sizes import round_up
+from memgraph.facts import kernel_scratch
 
 _LATE = 1000  # what a count of steps, or any other number that only data tell, is taken for
 
@@ -64,8 +65,8 @@ def bytes_of(value: Any, device: torch.device, without: Iterable[int] = ()) -> i
 class FakeMemory(compat.operator_mode()):  # type: ignore[misc]
     """Live bytes on a device while operators run within it, by the storages that they make.
 
-    What a kernel allocates and frees within one call (kernel scratch) is not among them. Operators that write in place
-    do not run: they allocate nothing.
+    The peak has the scratch of kernels for which there is a rule, such as those of products. Operators that write in
+    place do not run: they allocate nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,6 +104,9 @@ class FakeMemory(compat.operator_mode()):  # type: ignore[misc]
         else:
             made = func(*args, **(kwargs or {}))
         self.see(made)
+        if kernel_scratch.has_rule(func, self._device.type):
+            scratch = kernel_scratch.of_operator(func, args, kwargs or {}, made, self._device.type)
+            self.peak = max(self.peak, self.level + scratch)
         return made
 
 

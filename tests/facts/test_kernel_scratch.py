@@ -359,7 +359,9 @@ def test_the_budget_of_depthwise_convolutions_is_kept():
     budgets = [0.9, base + 1_000_000]
     for budget in budgets:
         torch._dynamo.reset()
-        step = torch.compile(lambda x: module(x), backend="memgraph", options={"budget": budget, "cache": False})
+        step = torch.compile(
+            lambda x: module(x), backend="memgraph", options={"budget": budget, "cache": False, "strict": True}
+        )
         try:
             step(x).backward()
         except memgraph.BudgetError as error:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import memgraph
+from memgraph.base import compat
 from memgraph.facts.actions import Tile
-from tests.support.attention import WIDTH, Attention, Joint, joint_of, packed, padded, squares, window
+from tests.support.attention import CLOSE, WIDTH, Attention, Joint, joint_of, packed, padded, squares, window
 from tests.support.harness import Eager
 from tests.support.interpreted import backend
 from tests.support.lanes import slow_but
@@ -154,7 +155,7 @@ def test_equal_layers_call_the_same_tile():
 @pytest.mark.parametrize("groups", slow_but([1, 2], fast={1}))
 def test_it_computes_the_same(groups):
     joint = joint_of(Attention(window(5), layers=2, groups=groups, scale=0.3))
-    assert largest_error(joint, SHARDS) < 1e-12
+    assert largest_error(joint, SHARDS) < CLOSE
 
 
 def half_empty():
@@ -169,7 +170,7 @@ def documents():
 
 @pytest.mark.parametrize("mask, more", [(padded, half_empty), (packed, documents)])
 def test_padding_and_packing(mask, more):
-    assert largest_error(joint_of(Attention(mask, layers=2), more()), SHARDS) < 1e-12
+    assert largest_error(joint_of(Attention(mask, layers=2), more()), SHARDS) < CLOSE
 
 
 def test_float32_is_exact_to_rounding():
@@ -279,6 +280,18 @@ def test_the_planner_leaves_short_sequences_whole():
     assert shards(plan) == [4, 4] and not any("too few" in refusal.reason for refusal in plan.refusals)
 
 
+def test_a_refusal_names_the_data_that_a_mask_is_made_of():
+    """As Dynamo hands it over: its tensors were made in another fake mode than the one of the backend."""
+    real = torch.ones(2, LENGTH, dtype=torch.int64)
+    told = memgraph.plan(
+        lambda x: Attention(padded)(x, real.to(torch.bool)),
+        torch.randn(2, LENGTH, WIDTH, requires_grad=True),
+        options={"budget": None, "tile": {"attention": "auto"}},
+        device="cpu",
+    )
+    assert any("it is made of data" in refusal.reason for refusal in told.refusals)
+
+
 def test_the_option_leaves_attention_whole():
     _, plan = planned(1024, 0.3, False)
     assert not shards(plan) and not any("queries" in refusal.reason for refusal in plan.refusals)
@@ -315,6 +328,7 @@ def test_sequences_of_any_length_have_few_shards():
     assert reason == "its length may be 2, and each shard needs a query: 2 shards at most"
 
 
+@pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
 def test_a_plan_for_a_card_has_no_tile_that_the_card_does_not_get():
     """A CPU build traces the CPU's kernel; the card's is another one, which runs no part of its queries."""
     with torch.device("meta"):

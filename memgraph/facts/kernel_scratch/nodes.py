@@ -35,6 +35,11 @@ def of_operator(
     return current().bytes_of(op, args, kwargs, outputs, device)
 
 
+def has_rule(op: Callable[..., Any], device: str) -> bool:
+    """Whether a rule tells the scratch of an operator's kernel on `device` ("cpu" or "cuda"), exactly or at most."""
+    return qualified_name(op) in (RULES if device == "cpu" else cuda.RULES)
+
+
 def of_node(node: fx.Node, device: str) -> int:
     """Bytes that a node's operator holds beyond its outputs on `device`; 0 if Inductor makes the kernel itself."""
     name = qualified_name(node.target) if node.op == "call_function" else ""
@@ -44,7 +49,7 @@ def of_node(node: fx.Node, device: str) -> int:
         return _sum(described(node.args[1]), on_cuda=device == "cuda")
     if not name or name.startswith(_NONE) or family(node.target) != "extern":
         return 0
-    if name not in (RULES if device == "cpu" else cuda.RULES) and not compat.falls_back(node.target):
+    if not has_rule(node.target, device) and not compat.falls_back(node.target):
         return 0
     args = list(node.args)
     if device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3:  # as Inductor lays them out there

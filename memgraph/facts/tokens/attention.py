@@ -130,6 +130,11 @@ def _refuse(call: fx.Node) -> None:
         raise MixesTokens(call, "drops weights out, and which ones depends on their place in the whole")
     if argument(call, "is_causal"):
         raise MixesTokens(call, "is told that it is causal beside its mask")
+    if qualified_name(call.target) == _CPU:
+        # The shards of its sums are put together in the type that torch says they have: 2.11 is wrong for float64.
+        made, said = (value.dtype for value in call.meta["val"])
+        if made.itemsize > said.itemsize:
+            raise MixesTokens(call, f"makes its sums in {made}, and this torch says that they are {said}")
 
 
 def _backward_calls(graph: TokenGraph) -> dict[fx.Node, list[fx.Node]]:
