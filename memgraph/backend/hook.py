@@ -49,7 +49,7 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         sizes = compat.reading_with(dict(self.bound.sizes))
         with self.progress.stage("planning", graph=self.name), sizes:
             forward, backward, planned = plan_partition(
-                gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, **kwargs
+                gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, self.name, **kwargs
             )
         self.planned.append(planned)
         return forward, backward

@@ -357,16 +357,17 @@ def plan_partition(
     hardware: Hardware,
     bound: Bound,
     tiers: Tiers = NO_TIERS,
+    name: str = "this graph",
     **stock_args: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule, Planned]:
     """Split a joint graph under a bound; returns (forward, backward, what was planned).
 
-    joint is rewritten in place, as Inductor's own partitioner does.  stock_args: what Inductor hands to a partitioner
-    besides the graph and its inputs.  Raises VerifyError where a rewrite is not legal, and PlanError where the options
-    give the plan of another graph.
+    joint is rewritten in place, as Inductor's own partitioner does.  name: of the graph, for messages.  stock_args:
+    what Inductor hands to a partitioner besides the graph and its inputs.  Raises VerifyError where a rewrite is not
+    legal, and PlanError where the options give the plan of another graph.
     """
     identity = read_identity(joint)  # before anything is rewritten
-    given = None if options.plan is None else options.plan.of(identity).plan
+    given = None if options.plan is None else options.plan.of(identity, name).plan
     cuts = Cuts.of_joint(joint, joint_inputs, options, hardware.device, stock_args)
     dropped = _dropped(bound, cuts.joint.num_fwd_outputs)
     planning = Planning(cuts, cuts.tiling, options, hardware, bound, tiers, dropped, given=given)

@@ -61,7 +61,7 @@ class NvmeTier(ScratchFile):
         layout = Layout.of(tensor)
         try:
             slot = self.take(room(layout.nbytes, tensor.device), settings.limit, settings.margin)
-            gpudirect = settings.gpudirect and not settings.verify and self.register()
+            gpudirect = settings.gpudirect and not settings.verify and self.register(settings.limit, settings.margin)
         except OffloadError as error:
             raise OffloadError(error.reason, value=name, tier="nvme", path=self.folder) from error
         in_place = tensor.device.type == "cpu" and not gpudirect

@@ -195,26 +195,27 @@ class ScratchFile:
         with self.staging() as buffer:
             self.calls.pwrite(self.file, buffer.view[:PAGE], 0)
 
-    def register(self) -> bool:
+    def register(self, limit: int | None = None, margin: float | None = None) -> bool:
         """Whether the file is registered for GPUDirect: tried once for each file. `refusal` says why it is not.
 
-        Raises OffloadError where no file can be opened.
+        It is tried on a page, for which the file may grow: limit, margin as of `reserve`. Raises OffloadError where no
+        file can be opened.
         """
         with self._lock:
             self._open()
             if self.gpudirect is None and not self.refusal:
                 try:
-                    self.gpudirect = self._registered()
+                    self.gpudirect = self._registered(limit, margin)
                 except Exception as error:  # whatever it is, values can be staged
                     self.refusal = gpudirect.why(error)
             return self.gpudirect is not None
 
-    def _registered(self) -> GpuDirect:
+    def _registered(self, limit: int | None, margin: float | None) -> GpuDirect:
         if self._gds is None:
             raise OSError(errno.ENOTSUP, gpudirect.ON_CPU)
         if not self.direct:
             raise OSError(errno.ENOTSUP, "the file system takes no O_DIRECT")
-        page = self._take(PAGE)
+        page = self._take(PAGE, limit, margin)
         return gpudirect.attach(self.file, self.device, self._gds, page.start)
 
     def _shut(self) -> None:

@@ -115,7 +115,7 @@ def prepare(
             file = scratch_file(settings.folder, device)
             reservation.hold(file, file.reserve(nvme_bytes, settings.limit, settings.margin, owner))
             if settings.gpudirect and not settings.verify:
-                file.register()
+                file.register(settings.limit, settings.margin)
     except BaseException:
         reservation.close()
         raise

@@ -22,10 +22,15 @@ def same_contents(left: Any, right: Any) -> bool:
 
 
 def fake_mode_of(values: Any) -> Any:
-    """The fake mode that the fake tensors among `values` were made in, or None."""
+    """The fake mode that the fake tensors among `values` were made in, or None.
+
+    Not that of the tracing context, where a tensor tells its own: the values of Dynamo's graph were made in one mode,
+    and Dynamo gives its backend another (2.11 to 2.15).
+    """
     from torch._guards import detect_fake_mode
 
-    return detect_fake_mode(values)
+    made_in = (getattr(value, "fake_mode", None) for value in values)
+    return next((mode for mode in made_in if mode is not None), None) or detect_fake_mode(values)
 
 
 def is_fake(tensor: Any) -> bool:
