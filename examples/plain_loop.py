@@ -1,6 +1,6 @@
 """A training loop of one's own: AdamW, and gradients that are summed over two micro-batches before each step.
 
-    python examples/plain_loop.py [--budget 8MiB] [--backend inductor]
+    python examples/plain_loop.py [--budget 9MiB] [--backend inductor]
 
 The budget holds for the whole run: the first call forecasts the optimizer's state, and the second micro-batch, which
 finds gradients already, gets a plan of its own where it needs one.
@@ -47,7 +47,7 @@ def main(backend: str, budget: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="8MiB")
+    parser.add_argument("--budget", default="9MiB")
     parser.add_argument("--backend", default="memgraph", help="such as inductor or eager, to compare with")
     given = parser.parse_args()
     main(given.backend, given.budget)

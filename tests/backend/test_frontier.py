@@ -6,6 +6,7 @@ from torch import nn
 
 import memgraph
 from memgraph import OptionsError
+from memgraph.base import compat
 from memgraph.reporting.frontier import Frontier, Point
 
 WIDTH = 32
@@ -68,6 +69,7 @@ def test_the_budget_that_is_asked_for_is_a_point_too(found):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
 def test_levers_are_counted():
     loss, x = make()
     options = {"offload": {"host": True, "min_bytes": 1024}, "tile": True}

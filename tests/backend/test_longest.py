@@ -22,10 +22,10 @@ def make(rows):
     return lambda x: model(x).square().mean(), x
 
 
-def brute_force(options, most):
-    """The largest multiple of STEP for which `memgraph.plan` finds a plan."""
+def brute_force(options, step, most):
+    """The largest multiple of `step` for which `memgraph.plan` finds a plan."""
     found = None
-    for rows in range(STEP, most + 1, STEP):
+    for rows in range(step, most + 1, step):
         loss, x = make(rows)
         try:
             memgraph.plan(loss, x, options=options, device="cpu")
@@ -36,21 +36,21 @@ def brute_force(options, most):
 
 
 @pytest.mark.parametrize(
-    "levers, start",
+    "levers, start, step",
     [
-        ({}, 3 * STEP),
-        ({"recompute": False}, 12 * STEP),
-        pytest.param({"tile": {"mlp": "auto"}}, 5 * STEP, marks=pytest.mark.slow),
+        ({}, 3 * STEP, STEP),
+        ({"recompute": False}, 12 * STEP, STEP),
+        pytest.param({"tile": {"mlp": "auto"}}, 5 * STEP, 3 * STEP, marks=pytest.mark.slow),
     ],
     ids=["recompute", "nothing", "tiles"],
 )
-def test_as_if_every_size_was_planned(levers, start):
+def test_as_if_every_size_was_planned(levers, start, step):
     options = {"budget": "900KiB", **levers}
     loss, x = make(start)
-    found = memgraph.longest(loss, x, options=options, device="cpu", step=STEP)
-    assert found.size == brute_force(options, found.size + 2 * STEP)
+    found = memgraph.longest(loss, x, options=options, device="cpu", step=step)
+    assert found.size == brute_force(options, step, found.size + 2 * step)
     assert found.report.predicted_peak <= found.report.budget == 900 * 1024
-    assert found.excess > 0 and found.size + STEP in {answer.size for answer in found.asked}
+    assert found.excess > 0 and found.size + step in {answer.size for answer in found.asked}
     loss, x = make(found.size)
     plain = memgraph.plan(loss, x, options=options, device="cpu")
     assert (plain.baseline, plain.unplanned_peak) == (found.report.baseline, found.report.unplanned_peak)

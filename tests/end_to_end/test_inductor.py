@@ -64,16 +64,15 @@ def compiled_step(module, inputs, **options):
 def test_a_hugging_face_model_keeps_its_budget_exactly():
     module, inputs = build("gpt2", batch=8, length=64)
     _, reference, unplanned = compiled_step(module, inputs)
-    for fraction in (1.0, 0.7):
-        _, found, peak = compiled_step(module, inputs, budget=fraction)
-        report = memgraph.report()
-        assert peak <= report.budget - report.baseline
-        assert report.source_of_unplanned_peak == "inductor wrapper"
-        assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak
-        assert report.unplanned_timeline.peak == pytest.approx(unplanned, rel=0.001)
-        assert peak == pytest.approx(report.predicted_peak - report.baseline, rel=0.03)
-        for mine, theirs in zip(found, reference, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    _, found, peak = compiled_step(module, inputs, budget=0.7)
+    report = memgraph.report()
+    assert peak <= report.budget - report.baseline
+    assert report.source_of_unplanned_peak == "inductor wrapper"
+    assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak
+    assert report.unplanned_timeline.peak == pytest.approx(unplanned, rel=0.001)
+    assert peak == pytest.approx(report.predicted_peak - report.baseline, rel=0.03)
+    for mine, theirs in zip(found, reference, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
     assert peak <= 0.7 * unplanned * 1.03
     assert any(d.why.startswith("dropped for the budget") for d in report.decisions)
 

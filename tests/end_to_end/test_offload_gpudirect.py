@@ -85,7 +85,7 @@ def test_the_same_bits_by_gpudirect(scratch, figures, sanitizing):
     assert result.tiers[0].gpudirect
     backend = Eager(tiers=result, offload={"nvme": scratch, "min_bytes": 0}, rules={"*": "offload:nvme"})
     with sanitized(0) if sanitizing else contextlib.nullcontext():
-        assert_bitwise(step_of("llama", backend), step_of("llama", Eager()))
+        assert_bitwise(step_of("llama", backend)(), step_of("llama", Eager())())
     moves = backend.planned[-1].plan.transfers
     assert len(moves) > 5 and files.of("save") and len(files.of("save")) == len(files.of("load"))
 
@@ -99,7 +99,7 @@ def test_gpudirect_that_fails_in_a_step(scratch, figures):
     files.fail = {"load": "cuFileRead failed: Input/output error"}
     backend = Eager(tiers=result, offload={"nvme": scratch, "min_bytes": 0}, rules={"*": "offload:nvme"})
     with pytest.raises(memgraph.OffloadError, match="GPUDirect: cuFileRead failed") as caught:
-        step_of("llama", backend)
+        step_of("llama", backend)()
     assert caught.value.value and (caught.value.tier, caught.value.path) == ("nvme", scratch)
     del caught
     torch._dynamo.reset()

@@ -1,4 +1,7 @@
-"""The budget over a run: optimizers, gradients that stand, sizes that grow, several graphs. Through Inductor."""
+"""The budget over a run: optimizers, gradients that stand, sizes that grow, several graphs.
+
+Inductor compiles those where it decides something: sizes, several graphs, what is held. FX's interpreter runs the rest.
+"""
 
 import gc
 import weakref
@@ -9,8 +12,9 @@ from torch import nn
 
 import memgraph
 from memgraph.step import run
+from tests.support import interpreted
 
-pytestmark = pytest.mark.inductor
+pytestmark = pytest.mark.slow
 TOKENS, WIDTH = 512, 96
 
 
@@ -44,12 +48,18 @@ def measured(step):
 
 
 def compiled(module, **options):
+    """By Inductor."""
     return torch.compile(lambda x: module(x).square().mean(), backend="memgraph", options=options)
 
 
-def unplanned(module, x):
+def planned(module, **options):
+    """The same, but for Inductor."""
+    return torch.compile(lambda x: module(x).square().mean(), backend=interpreted.backend(**options))
+
+
+def unplanned(module, x, how=planned):
     """What the step allocates above the baseline without a plan."""
-    loss = compiled(module, budget=None)
+    loss = how(module, budget=None)
     loss(x).backward()
     module.zero_grad()
     report = memgraph.report()
@@ -57,7 +67,7 @@ def unplanned(module, x):
     return report.above, report.baseline
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.inductor), True])
 def test_the_state_of_an_optimizer_is_in_the_budget(late):
     """Found before it exists, or seen when it is there: then the next launch is planned anew before it runs."""
     module, x = model(), torch.randn(TOKENS, WIDTH)
@@ -65,7 +75,8 @@ def test_the_state_of_an_optimizer_is_in_the_budget(late):
     parameters = sum(p.nbytes for p in module.parameters())
     budget = baseline + 2 * parameters + int(0.75 * above)
     optimizer = None if late else torch.optim.AdamW(module.parameters())
-    loss, known = compiled(module, budget=budget), len(memgraph.reports())
+    how = planned if late else compiled
+    loss, known = how(module, budget=budget), len(memgraph.reports())
     for number in range(4):
         peak, value = measured(lambda: (value := loss(x)).backward() or value.item())
         assert peak <= budget, number
@@ -84,7 +95,7 @@ def test_gradients_that_stand_are_planned_for_and_named_where_they_cannot():
     above, baseline = unplanned(module, x)
     parameters = sum(p.nbytes for p in module.parameters())
     budget = baseline + parameters + int(0.75 * above)
-    loss = compiled(module, budget=budget)
+    loss = planned(module, budget=budget)
     for number in range(3):  # one step of three micro-batches
         peak, _ = measured(lambda: loss(x).backward())
         assert peak <= budget, number
@@ -98,6 +109,7 @@ def test_gradients_that_stand_are_planned_for_and_named_where_they_cannot():
     assert "more when it starts" in str(refused.value)
 
 
+@pytest.mark.inductor
 def test_larger_sizes_are_planned_for_before_they_run():
     module = model()
     above, baseline = unplanned(module, torch.randn(2 * TOKENS, WIDTH))
@@ -116,10 +128,11 @@ def test_larger_sizes_are_planned_for_before_they_run():
     assert len(memgraph.reports()) - known <= 4
 
 
+@pytest.mark.inductor
 @pytest.mark.parametrize("told", ["option", "mark"])
 def test_one_plan_serves_a_run_whose_largest_size_is_known(told):
     module = model()
-    above, baseline = unplanned(module, torch.randn(4 * TOKENS, WIDTH))
+    above, baseline = unplanned(module, torch.randn(4 * TOKENS, WIDTH), compiled)
     budget = baseline + int(0.7 * above)
     option = {"largest_size": 4 * TOKENS} if told == "option" else {}
     # torch takes both or none, and refuses a range that a guard of Inductor's cuts: 96 * tokens > 4096.
@@ -141,7 +154,7 @@ def test_a_largest_size_that_no_plan_keeps_is_told_and_sizes_are_planned_as_they
     module = model()
     above, baseline = unplanned(module, torch.randn(2 * TOKENS, WIDTH))
     budget = baseline + int(0.7 * above)
-    loss = compiled(module, budget=budget, largest_size=64 * TOKENS)
+    loss = planned(module, budget=budget, largest_size=64 * TOKENS)
     with pytest.warns(memgraph.PlanWarning, match=f"its largest sizes .{64 * TOKENS},.: the smallest budget"):
         for tokens in (TOKENS // 2, 2 * TOKENS):
             x = torch.randn(tokens, WIDTH)
@@ -154,9 +167,10 @@ def test_a_largest_size_that_no_plan_keeps_is_told_and_sizes_are_planned_as_they
 def test_a_budget_that_is_a_share_takes_symbolic_sizes():
     module, x = model(), torch.randn(TOKENS, WIDTH)
     torch._dynamo.mark_dynamic(x, 0)
-    compiled(module, budget=0.8, strict=True)(x).backward()
+    planned(module, budget=0.8, strict=True)(x).backward()
 
 
+@pytest.mark.inductor
 def test_layers_that_are_compiled_one_by_one_share_a_budget():
     module, x = model(4), torch.randn(TOKENS, WIDTH)
     for block in module:
@@ -185,6 +199,7 @@ def test_layers_that_are_compiled_one_by_one_share_a_budget():
     assert len(memgraph.report().decisions) > 0
 
 
+@pytest.mark.inductor
 def test_no_compiled_graph_keeps_its_inputs_alive():
     module, x = model(), torch.randn(TOKENS, WIDTH)
     loss = compiled(module, budget="1GiB")
@@ -194,6 +209,7 @@ def test_no_compiled_graph_keeps_its_inputs_alive():
     assert gone() is None
 
 
+@pytest.mark.inductor
 def test_the_step_report_says_what_a_step_takes_and_what_was_measured():
     module, x = model(), torch.randn(TOKENS, WIDTH)
     above, baseline = unplanned(module, x)

@@ -241,6 +241,16 @@ def test_a_file_that_cannot_be_registered_is_staged_and_says_so(tmp_path, reason
     room.close()
 
 
+def test_the_page_that_is_tried_lies_within_the_limit(tmp_path):
+    use(tmp_path, files := GdsFiles())
+    x = torch.randint(0, 256, (MIB,), dtype=torch.uint8)
+    limit = runtime.room(x.nbytes, "nvme", "cpu")
+    held = hold(x, "nvme", direct(tmp_path, limit=limit))  # the value takes all of the file
+    assert runtime.statistics().nvme_file == limit and not files.of("save")
+    assert "its limit is" in notes(tmp_path)[0]
+    assert torch.equal(bring(held, x, "nvme"), x)
+
+
 def test_a_folder_without_a_file_is_a_refusal_until_a_value_needs_it(tmp_path):
     use(tmp_path / "missing", GdsFiles())
     reason = runtime.gpudirect_refusal(str(tmp_path / "missing"), "cpu")

@@ -60,13 +60,22 @@ class Eager:
 
 def gradients(module: torch.nn.Module, backend, *args, seed: int = 1) -> list[torch.Tensor]:
     """The loss and all gradients of one step of `module(*args)`, which returns a scalar, on a fresh compile."""
+    return step(module, backend, *args, seed=seed)()
+
+
+def step(module: torch.nn.Module, backend, *args, seed: int = 1) -> Callable[[], list[torch.Tensor]]:
+    """What takes a step, compiled afresh when it is called for the first time: as `gradients`, and as often."""
     torch._dynamo.reset()
-    module.zero_grad(set_to_none=True)
     compiled = torch.compile(module, backend=backend)
-    torch.manual_seed(seed)
-    loss = compiled(*args)
-    loss.backward()
-    return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+
+    def taken() -> list[torch.Tensor]:
+        module.zero_grad(set_to_none=True)
+        torch.manual_seed(seed)
+        loss = compiled(*args)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
+
+    return taken
 
 
 def assert_bitwise(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
@@ -75,8 +84,8 @@ def assert_bitwise(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
         assert torch.equal(a, b), f"value {i} differs by {(a - b).abs().max()}"
 
 
-def step_of(name: str, backend, **options):
-    """The gradients of one step of a model, by name."""
+def step_of(name: str, backend, **options) -> Callable[[], list[torch.Tensor]]:
+    """As `step`, of a model by its name."""
     module, inputs = build(name, **options)
 
     class Step(nn.Module):
@@ -87,4 +96,4 @@ def step_of(name: str, backend, **options):
         def forward(self):
             return self.module(**inputs)
 
-    return gradients(Step(), backend)
+    return step(Step(), backend)

@@ -22,18 +22,18 @@ def _ids(batch: int = 2, length: int = 32, vocabulary: int = 128) -> torch.Tenso
     return torch.randint(0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(3))
 
 
-def _decoder(name: str, **more) -> tuple[torch.nn.Module, dict]:
+def _decoder(name: str, layers: int = 2, **more) -> tuple[torch.nn.Module, dict]:
     import transformers
 
     config = getattr(transformers, f"{name}Config")(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, vocab_size=128, max_position_embeddings=64, use_cache=False, pad_token_id=0, **more,
     )  # fmt: skip
     return getattr(transformers, f"{name}ForCausalLM")(config), {"input_ids": _ids(), "labels": _ids()}
 
 
-def llama(dropout: float = 0.0):
-    return _decoder("Llama", attention_dropout=dropout)
+def llama(dropout: float = 0.0, layers: int = 2):
+    return _decoder("Llama", layers, attention_dropout=dropout)
 
 
 def qwen3():
@@ -50,11 +50,11 @@ def gemma3():
     return transformers.Gemma3ForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
 
 
-def gpt2(dropout: float = 0.1, batch: int = 2, length: int = 32):
+def gpt2(dropout: float = 0.1, batch: int = 2, length: int = 32, layers: int = 2):
     import transformers
 
     config = transformers.GPT2Config(
-        n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=64, use_cache=False,
+        n_embd=64, n_layer=layers, n_head=4, vocab_size=128, n_positions=64, use_cache=False,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
@@ -122,9 +122,9 @@ def gpt_oss():
     return transformers.GptOssForCausalLM(config), {"input_ids": _ids(), "labels": _ids()}
 
 
-def qwen3_moe(experts: str = "grouped_mm"):
+def qwen3_moe(experts: str = "grouped_mm", layers: int = 2):
     more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
-    return _decoder("Qwen3Moe", experts_implementation=experts, **more)
+    return _decoder("Qwen3Moe", layers, experts_implementation=experts, **more)
 
 
 FAMILIES = {"llama": llama, "qwen3": qwen3, "gemma3": gemma3, "gpt2": gpt2, "bert": bert, "vit": vit, "t5": t5}
