@@ -35,8 +35,8 @@ def model(blocks=2):
 @pytest.fixture(autouse=True)
 def a_run_of_its_own():
     torch._dynamo.reset()
-    gc.collect()
     gc.unfreeze()  # tensors that others hold count
+    gc.collect()
     yield
     gc.freeze()
 
@@ -52,13 +52,16 @@ def compiled(module, **options):
     return torch.compile(lambda x: module(x).square().mean(), backend="memgraph", options=options)
 
 
-def planned(module, **options):
-    """The same, but for Inductor."""
+def by_interpreter(module, **options):
+    """The same, run by FX's interpreter."""
     return torch.compile(lambda x: module(x).square().mean(), backend=interpreted.backend(**options))
 
 
-def unplanned(module, x, how=planned):
-    """What the step allocates above the baseline without a plan."""
+def unplanned(module, x, how=by_interpreter):
+    """What the step allocates above the baseline without a plan, and the baseline. `how` it is to be planned then.
+
+    The interpreter takes more than Inductor, which fuses: its figures bound nothing there.
+    """
     loss = how(module, budget=None)
     loss(x).backward()
     module.zero_grad()
@@ -71,11 +74,11 @@ def unplanned(module, x, how=planned):
 def test_the_state_of_an_optimizer_is_in_the_budget(late):
     """Found before it exists, or seen when it is there: then the next launch is planned anew before it runs."""
     module, x = model(), torch.randn(TOKENS, WIDTH)
-    above, baseline = unplanned(module, x)
+    how = by_interpreter if late else compiled
+    above, baseline = unplanned(module, x, how)
     parameters = sum(p.nbytes for p in module.parameters())
     budget = baseline + 2 * parameters + int(0.75 * above)
     optimizer = None if late else torch.optim.AdamW(module.parameters())
-    how = planned if late else compiled
     loss, known = how(module, budget=budget), len(memgraph.reports())
     for number in range(4):
         peak, value = measured(lambda: (value := loss(x)).backward() or value.item())
@@ -95,7 +98,7 @@ def test_gradients_that_stand_are_planned_for_and_named_where_they_cannot():
     above, baseline = unplanned(module, x)
     parameters = sum(p.nbytes for p in module.parameters())
     budget = baseline + parameters + int(0.75 * above)
-    loss = planned(module, budget=budget)
+    loss = by_interpreter(module, budget=budget)
     for number in range(3):  # one step of three micro-batches
         peak, _ = measured(lambda: loss(x).backward())
         assert peak <= budget, number
@@ -112,8 +115,8 @@ def test_gradients_that_stand_are_planned_for_and_named_where_they_cannot():
 @pytest.mark.inductor
 def test_larger_sizes_are_planned_for_before_they_run():
     module = model()
-    above, baseline = unplanned(module, torch.randn(2 * TOKENS, WIDTH))
-    budget = baseline + int(0.7 * above)
+    above, baseline = unplanned(module, torch.randn(2 * TOKENS, WIDTH), compiled)
+    budget = baseline + int(0.8 * above)
     loss, known = compiled(module, budget=budget), len(memgraph.reports())
     reference = model()
     for tokens in (TOKENS // 2, TOKENS, 2 * TOKENS, TOKENS // 4, 3 * TOKENS // 2):
@@ -153,8 +156,8 @@ def test_one_plan_serves_a_run_whose_largest_size_is_known(told):
 def test_a_largest_size_that_no_plan_keeps_is_told_and_sizes_are_planned_as_they_come():
     module = model()
     above, baseline = unplanned(module, torch.randn(2 * TOKENS, WIDTH))
-    budget = baseline + int(0.7 * above)
-    loss = planned(module, budget=budget, largest_size=64 * TOKENS)
+    budget = baseline + int(0.8 * above)
+    loss = by_interpreter(module, budget=budget, largest_size=64 * TOKENS)
     with pytest.warns(memgraph.PlanWarning, match=f"its largest sizes .{64 * TOKENS},.: the smallest budget"):
         for tokens in (TOKENS // 2, 2 * TOKENS):
             x = torch.randn(tokens, WIDTH)
@@ -167,7 +170,7 @@ def test_a_largest_size_that_no_plan_keeps_is_told_and_sizes_are_planned_as_they
 def test_a_budget_that_is_a_share_takes_symbolic_sizes():
     module, x = model(), torch.randn(TOKENS, WIDTH)
     torch._dynamo.mark_dynamic(x, 0)
-    planned(module, budget=0.8, strict=True)(x).backward()
+    by_interpreter(module, budget=0.8, strict=True)(x).backward()
 
 
 @pytest.mark.inductor
@@ -212,7 +215,7 @@ def test_no_compiled_graph_keeps_its_inputs_alive():
 @pytest.mark.inductor
 def test_the_step_report_says_what_a_step_takes_and_what_was_measured():
     module, x = model(), torch.randn(TOKENS, WIDTH)
-    above, baseline = unplanned(module, x)
+    above, baseline = unplanned(module, x, compiled)
     parameters = sum(p.nbytes for p in module.parameters())
     optimizer = torch.optim.AdamW(module.parameters())
     budget = baseline + 2 * parameters + int(0.75 * above)
