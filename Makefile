@@ -48,11 +48,11 @@ endif
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
+# One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
 test: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not examples" --durations=30
 
-# One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
 test-fast: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not inductor and not slow" --hypothesis-profile=fast

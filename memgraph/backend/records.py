@@ -118,8 +118,8 @@ class Record:
 
 
 def record_of_lowest(job: TrainingJob) -> Record:
-    """Where the lowest peak of a graph is kept, whatever the budget."""
-    return Record(job, None, job.options.model_copy(update={"budget": None}))
+    """Where the lowest peak of a graph is kept, whatever the budget; it depends on which outputs are not held."""
+    return Record(job, Bound(last=True, dropped=job.purpose.dropped), job.options.model_copy(update={"budget": None}))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -183,7 +183,10 @@ def _notes(file: NvmeTier) -> tuple[str, ...]:
 
 
 def gpudirect_refusal(folder: str, device: torch.device | str) -> str:
-    """Why GPUDirect does not reach the scratch file of `device` in `folder`, found by trying; "" where it does."""
+    """Why GPUDirect does not reach the scratch file of `device` in `folder`, found by trying; "" where it does.
+
+    The file grows by a page for it, whatever limits the values that a graph will offload.
+    """
     file = scratch_file(folder, device)
     try:
         return "" if file.register() else file.refusal

@@ -104,7 +104,8 @@ class FakeMemory(compat.operator_mode()):  # type: ignore[misc]
         else:
             made = func(*args, **(kwargs or {}))
         self.see(made)
-        if kernel_scratch.has_rule(func, self._device.type):
+        on_device = any(is_on(tensor, self._device) for tensor in tensors_in(made))
+        if on_device and kernel_scratch.has_rule(func, self._device.type):
             scratch = kernel_scratch.of_operator(func, args, kwargs or {}, made, self._device.type)
             self.peak = max(self.peak, self.level + scratch)
         return made

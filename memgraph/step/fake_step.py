@@ -36,7 +36,7 @@ class FakeStep:
     to_come: int
     """Of the state that they leave behind, beyond what exists."""
     temporaries: int
-    """The most that a step holds above parameters, gradients and all of the state."""
+    """The most that a step holds above parameters, gradients and all of the state: tensors and kernels' scratch."""
 
 
 def fake_step(optimizer: torch.optim.Optimizer, device: torch.device) -> FakeStep:

@@ -44,7 +44,10 @@ class OptimizerForecast:
     state_to_come: int
     """Of these, not allocated yet."""
     step_bytes: int
-    """The most that `step()` holds in temporaries, above parameters, gradients and all of the state."""
+    """The most that `step()` holds above parameters, gradients and all of the state: tensors and kernels' scratch.
+
+    Scratch of which only a bound is known counts as the bound: then it is at most so much.
+    """
     method: Method
     """How this is known."""
     note: str = ""

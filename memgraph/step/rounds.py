@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -54,7 +55,7 @@ class Chosen:
 
     graph: int
     """The identity of its StepGraph."""
-    variant: Variant
+    variant: weakref.ref[Variant]
     level: int
     """The highest lasting level of its entry for which it was chosen."""
     sizes: Sizes
@@ -95,8 +96,9 @@ class Rounds:
         if number < len(self._present):
             found = self._present[number]
             same = found.graph == id(graph) and found.sizes == launch.entry.sizes
-            if same and launch.entry.lasting <= found.level and found.variant in graph.variants:
-                return found.variant
+            variant = found.variant()
+            if same and launch.entry.lasting <= found.level and variant is not None and variant in graph.variants:
+                return variant
         self._forget()
         return None
 
@@ -125,6 +127,8 @@ class Rounds:
         graphs: list[PlannedGraph] = [other for launch, _ in known if (other := launch.graph()) is not None]
         if not known or len(graphs) < len(known) or any(other.room != graph.room for other in graphs):
             return ()
+        if any(launch.device != first.device for launch, _ in known):  # one room is of one device
+            return ()
         if (len(known) == 1 and graph.ends) or any(other.alike for other in graphs):
             return ()
         name = (first.entry.lasting // max(1, int(graph.room * SLACK)), *map(id, graphs))
@@ -151,11 +155,7 @@ class Rounds:
         known = [launch.graph() for launch, _ in self._learned.get(place, [])]
         if known and known != [launch.graph() for launch in last]:
             del self._learned[place]
-        found = [
-            (launch, launch.envelope)
-            for launch in last
-            if launch.envelope is not None and Moment.FORWARD in launch.marks
-        ]
+        found = [(launch, launch.envelope) for launch in last if launch.envelope is not None and launch.recorded]
         if len(found) == len(last):
             self._learned[place] = found
 
@@ -187,7 +187,7 @@ class Rounds:
             if len(compiled) == len(picked):
                 levels = (level + slack for level in _levels(launches, places))
                 sizes = (launch.entry.sizes for launch, _ in known)
-                return tuple(map(Chosen, map(id, graphs), compiled, levels, sizes))
+                return tuple(map(Chosen, map(id, graphs), map(weakref.ref, compiled), levels, sizes))
             for graph, plan, (launch, _) in zip(graphs, picked, known, strict=True):
                 if isinstance(plan, Offer) and plan in graph.offers:
                     graph.realised(plan, launch.entry)

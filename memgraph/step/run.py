@@ -90,9 +90,12 @@ class Run:
         return self._recorder is not None
 
     def stop_recording(self) -> None:
-        """End a recording, if there is one and this thread began it; its launches know of it then."""
+        """End a recording, if there is one and this thread began it; its launches know of it then.
+
+        Within a backward it goes on: autograd sets the profiler after it as it was before.
+        """
         found = self._recorder
-        if found is not None and found.thread is threading.current_thread():
+        if found is not None and found.thread is threading.current_thread() and not compat.in_backward():
             self._recorder = None
             found.stop()
             for launch in self.round:
@@ -142,7 +145,10 @@ class Run:
         node.register_hook(ends)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer has stepped: what it allocates is no part of a round. A step on fake tensors does not count."""
+        """An optimizer has stepped: what it allocates is no part of a round, unless a hook of a backward has run it.
+
+        A step on fake tensors does not count.
+        """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if parameters and compat.is_fake(parameters[0]):
             return

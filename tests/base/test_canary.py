@@ -27,6 +27,7 @@ from tests.support.inductor_hooks import Caught, compiled, products, square
 NAMES = {
     "torch._C._DisableAutocast": "operators of a trial run as they are written",
     "torch._C._autograd._profiler_enabled": "a kernel is not tried while the user's profiler runs",
+    "torch._C._current_graph_task_id": "no recording ends within a backward, which would begin it again",
     "torch._C._dispatch_get_all_op_names": "the nearest operator to a name that is none",
     "torch._C._storage_Use_Count": "who holds an output",
     "torch._C._profiler._EventType": "allocations among the profiler's events",

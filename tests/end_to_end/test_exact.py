@@ -25,7 +25,7 @@ def step(module, inputs, backend, seed=1):
     return [loss.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", slow_but(["llama", "gpt2", "bert", "vit", "t5"], fast=["gpt2"]))
+@pytest.mark.parametrize("name", slow_but(["llama", "gemma3", "gpt2", "bert", "vit", "t5"], fast=["gpt2"]))
 def test_hugging_face_models_are_exact_at_every_budget(name):
     # Of two images, the gradients at the end of the backward are the peak, whatever is saved.
     module, inputs = build(name, batch=8) if name == "vit" else build(name)

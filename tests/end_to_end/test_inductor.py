@@ -77,6 +77,14 @@ def test_a_hugging_face_model_keeps_its_budget_exactly():
     assert any(d.why.startswith("dropped for the budget") for d in report.decisions)
 
 
+def test_the_whole_of_what_inductor_takes_changes_nothing():
+    module = Stack(layers=2)
+    _, reference, unplanned = compiled_step(module, {"ids": IDS})
+    _, found, peak = compiled_step(module, {"ids": IDS}, budget=1.0)
+    assert peak == unplanned
+    assert all(torch.equal(one, other) for one, other in zip(found, reference, strict=True))
+
+
 def test_nested_regions_have_the_gradients_of_eager(monkeypatch):
     """Plain Inductor (2.13) gets them wrong: it writes over what a region was given and returned."""
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer

@@ -1,4 +1,4 @@
-"""A causal mask that is not made, through Inductor: gradients are as they were, and the peak is lower by the mask."""
+"""A causal mask that is not made, through Inductor: plain Inductor's gradients up to rounding, and a lower peak."""
 
 from __future__ import annotations
 

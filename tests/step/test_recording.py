@@ -1,5 +1,6 @@
 """What a recording on the CPU says of what was allocated before it began."""
 
+import gc
 from types import SimpleNamespace
 
 import torch
@@ -12,8 +13,9 @@ MIB = 1 << 20
 def marks(work, alive, level=10 * MIB):
     """The level and the peak at a mark after each part of `work`; `alive` yields what was allocated before.
 
-    That alone is watched, not all that is alive in the process: what another test has left may go meanwhile.
+    That alone is watched, not all that is alive in the process: what another test has left may go meanwhile, and cycles of it go before.
     """
+    gc.collect()
     recorder = CpuRecorder(level, alive)
     launches = [SimpleNamespace(marks={}) for _ in work]
     for part, launch in zip(work, launches, strict=True):

@@ -3,14 +3,17 @@
 import dataclasses
 import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memgraph.base import compat
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step.joint import Unsolved
+from memgraph.step.recording import Moment
 from memgraph.step.variants import Envelope, Variant
 from tests.step.toys import CountingMeter, Toy, World
 from tests.support.lanes import examples
@@ -330,3 +333,61 @@ def test_a_retained_graph_that_runs_again_in_a_later_round_is_no_part_of_it():
     assert launch.open_in_backward == ()
     sum(outputs).sum().backward()
     assert world.run.ledger.report().rounds
+
+
+def test_an_optimizer_that_steps_in_the_hooks_of_a_backward_ends_no_recording():
+    """What it allocates is part of the round. It stood in the way of the marks of all backwards that came after it."""
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+
+    def stepped(gradient):
+        world.run.stepped(optimizer)
+        return gradient
+
+    def whole():
+        world.device.reset()
+        x = torch.ones(1, requires_grad=True)
+        for graph in graphs:
+            (x,) = graph.launch(x)
+            x.register_hook(stepped)
+        x.sum().backward()
+        return world.device.peak
+
+    peaks = [whole()]
+    world.run.stop_recording()
+    assert all(Moment.END in launch.marks for launch in world.run.round)
+    peaks += [whole() for _ in range(3)]
+    assert peaks[0] < peaks[1] == peaks[2] == peaks[3] <= 130 * KIB
+    world.run.stop_recording()
+    assert not compat.profiling()
+
+
+def test_a_round_that_was_recorded_in_part_tells_nothing():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    step(world, graphs)
+    for launch in world.run.round[:3]:  # as where a profiler of the user's runs from the middle of the backward on
+        del launch.marks[Moment.BACKWARD], launch.marks[Moment.END]
+    peaks = [step(world, graphs) for _ in range(3)]
+    assert peaks[0] < peaks[1] == peaks[2] <= 130 * KIB
+
+
+def test_graphs_of_two_devices_share_no_room():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    graphs[-1].meter.device = torch.device("meta")
+    peaks = [step(world, graphs) for _ in range(3)]
+    assert peaks[0] == peaks[1] == peaks[2]
+
+
+def test_the_plans_of_a_model_that_is_gone_go_with_it():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    for _ in range(3):
+        step(world, graphs)
+    variants = [weakref.ref(variant) for graph in graphs for variant in graph.variants]
+    del graphs
+    gc.collect()
+    assert not any(variant() for variant in variants)

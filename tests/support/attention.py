@@ -18,7 +18,7 @@ HEADS, FEATURES = 2, 4
 WIDTH = HEADS * FEATURES
 _ANY = torch.empty(1, 1, 2, 2, dtype=torch.float64, device="meta")
 _SUMS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(_ANY, _ANY, _ANY)[1]
-# In shards it is known in float64 where torch says right which type its sums have: not up to 2.12.
+# In shards it is known in float64 where torch says right which type its sums have: not on 2.11.
 DTYPE, CLOSE = (torch.float64, 1e-12) if _SUMS.dtype == torch.float64 else (torch.float32, 2e-6)
 Mask = Callable[..., Tensor]
 """Makes a mask of the hidden states [batch, queries, width], which tell its sizes, and of further inputs."""

@@ -64,7 +64,7 @@ def gradients(module: torch.nn.Module, backend, *args, seed: int = 1) -> list[to
 
 
 def step(module: torch.nn.Module, backend, *args, seed: int = 1) -> Callable[[], list[torch.Tensor]]:
-    """What takes a step, compiled afresh when it is called for the first time: as `gradients`, and as often."""
+    """A function that takes the step of `gradients`: compiled at its first call, not again at the next."""
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=backend)
 

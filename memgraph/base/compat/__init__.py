@@ -8,7 +8,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
-from memgraph.base.compat.autograd import compiled_node
+from memgraph.base.compat.autograd import compiled_node, in_backward
 from memgraph.base.compat.distributed import (
     bucket_bytes,
     collective_groups,
@@ -164,6 +164,7 @@ __all__ = [
     "graph_text",
     "has_side_effect",
     "hooks_all_steps",
+    "in_backward",
     "inductor_cache_folder",
     "inductor_config_keys",
     "inductor_pure_random",

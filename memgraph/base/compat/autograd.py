@@ -1,4 +1,4 @@
-"""Autograd: the node of a compiled graph."""
+"""Autograd: the node of a compiled graph, and whether a backward runs."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def compiled_node(outputs: Any) -> Any:
                 return node
         pending = [before for node in pending for before, _ in node.next_functions if before is not None]
     return None
+
+
+def in_backward() -> bool:
+    """Whether a backward runs on this thread, a hook of it, say."""
+    from torch._C import _current_graph_task_id
+
+    return _current_graph_task_id() != -1

@@ -32,8 +32,8 @@ def _decoder(name: str, layers: int = 2, **more) -> tuple[torch.nn.Module, dict]
     return getattr(transformers, f"{name}ForCausalLM")(config), {"input_ids": _ids(), "labels": _ids()}
 
 
-def llama(dropout: float = 0.0, layers: int = 2):
-    return _decoder("Llama", layers, attention_dropout=dropout)
+def llama(dropout: float = 0.0):
+    return _decoder("Llama", attention_dropout=dropout)
 
 
 def qwen3():
