@@ -13,7 +13,7 @@ MIB = 1 << 20
 def marks(work, alive, level=10 * MIB):
     """The level and the peak at a mark after each part of `work`; `alive` yields what was allocated before.
 
-    That alone is watched, not all that is alive: what another test has left may go meanwhile, and cycles of it go before.
+    That alone is watched: what another test has left may go meanwhile, and cycles of it go before.
     """
     gc.collect()
     recorder = CpuRecorder(level, alive)
