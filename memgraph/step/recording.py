@@ -76,7 +76,7 @@ class CpuRecorder:
     def __init__(self, level: int, tensors: Iterable[torch.Tensor]) -> None:
         """level: bytes allocated now.  tensors: the live ones, whose storages are watched."""
         self.thread = threading.current_thread()
-        self._level, self._marks = level, list[tuple[Any, Moment, list[int]]]()
+        self._level, self._marks = level, list[tuple[Any, Moment, int]]()
         self._before = _storages(tensors)
         compat.start_allocations()
 
@@ -90,35 +90,43 @@ class CpuRecorder:
         """End the recording: its launches have their marks then."""
         level = peak = self._level
         before, marks = None, iter(self._marks)
-        balance: Counter[int] = Counter()
+        alive: Counter[int] = Counter()
         for change in compat.stop_allocations():
             if change == _MARK and (now := next(marks, None)) is not None:
                 launch, moment, given_back = now
-                for size in given_back:
-                    if balance[size] < 0:  # this free is listed after all: an earlier recording saw the allocation
-                        balance[size] += 1
-                    else:
-                        level -= size
+                level -= given_back
                 _note(Mark(launch, moment, level, peak, since=before))
                 before, peak = (launch, moment), level
-            elif change != -_MARK:
+            elif change != -_MARK and _is_own(change, alive):
                 level += change
                 peak = max(peak, level)
-                balance[abs(change)] += 1 if change > 0 else -1
 
-    def _given_back(self) -> list[int]:
-        """Bytes of the storages that have gone, or have been emptied, since the mark before.
+    def _given_back(self) -> int:
+        """Bytes of the watched storages that have gone, or have been emptied, since the mark before.
 
-        No free is listed of what was allocated before the recording began, such as the parameters that FSDP2 gathered
-        for the first launch. The object of a storage lives for as long as its memory, whoever holds that.
+        Listed frees do not tell of what was allocated before the recording began, such as the parameters that FSDP2
+        gathered for the first launch. The object of a storage lives for as long as its memory, whoever holds that.
         """
-        sizes = []
+        freed = 0
         for key, (reference, size) in list(self._before.items()):
             storage = reference()
             if storage is None or storage.nbytes() < size:
                 del self._before[key]
-                sizes.append(size)
-        return sizes
+                freed += size
+        return freed
+
+
+def _is_own(change: int, alive: Counter[int]) -> bool:
+    """Whether an allocation (positive) or a free (negative) is one of a block that the recording saw made.
+
+    The profiler takes the size of a block that it frees from the last recording that saw an allocation at the same
+    address. Of a block that no recording saw made, that is the size of another one, which has gone long since.
+    alive: by size, how many blocks of the recording live; it is brought up to date.
+    """
+    if change < 0 and not alive[-change]:
+        return False
+    alive[abs(change)] += 1 if change > 0 else -1
+    return True
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[weakref.ref[torch.UntypedStorage], int]]:
@@ -142,6 +150,7 @@ class LaunchRecorder:
         self.thread = threading.current_thread()
         self._level = 0
         self._before: tuple[Any, Moment] | None = None
+        self._alive: Counter[int] = Counter()
         self._running = False
 
     def mark(self, launch: Any, moment: Moment) -> None:
@@ -151,7 +160,7 @@ class LaunchRecorder:
         if moment in (Moment.FORWARD, Moment.BACKWARD):
             self._begins(launch, moment)
         elif self._running and self._before is not None and self._before[0] is launch:
-            changes = compat.stop_allocations()
+            changes = [change for change in compat.stop_allocations() if _is_own(change, self._alive)]
             self._running = False
             peak = self._level + max(accumulate(changes, initial=0))
             self._level += sum(changes)

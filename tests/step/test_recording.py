@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from memgraph.step.recording import CpuRecorder, Moment
+from memgraph.step.recording import CpuRecorder, LaunchRecorder, Moment
 
 MIB = 1 << 20
 
@@ -65,3 +65,40 @@ def test_a_storage_that_autograd_holds_still_counts():
     result = [saved[0] * saved[0]]
     found = marks([saved.clear, result.clear], iter([leaf, *saved, *result]))
     assert found == [(10 * MIB, 10 * MIB), (2 * MIB, 10 * MIB)]
+
+
+def at_the_address_of_one_that_was_recorded():
+    """A block that no recording saw made, where one had seen a block of 8 KiB more."""
+    for _ in range(100):
+        seen = []
+        marks([lambda seen=seen: seen.append(full())], [])
+        address = seen[0].data_ptr()
+        seen.clear()
+        found = torch.empty(3 * MIB - 8192, dtype=torch.uint8)
+        if found.data_ptr() == address:
+            return found
+    raise AssertionError("no address came again")
+
+
+def test_a_free_that_is_listed_with_the_size_of_a_block_of_long_ago_does_not_count():
+    kept = [at_the_address_of_one_that_was_recorded()]
+    size = kept[0].nbytes
+    found = marks([kept.clear], iter([*kept]))  # pytest would hold the list while it looks at an assertion
+    assert found == [(10 * MIB - size, 10 * MIB)]
+
+
+def test_so_it_is_within_launches():
+    kept = [at_the_address_of_one_that_was_recorded()]
+    launch = SimpleNamespace(marks={}, entry=SimpleNamespace(level=10 * MIB), dropped=0)
+    recorder = LaunchRecorder()
+    recorder.mark(launch, Moment.FORWARD)
+    kept.clear()  # its forward frees what was not there, as far as its plan goes
+    saved = [full()]
+    recorder.mark(launch, Moment.RETURN)
+    launch.entry.level = 0  # the level of the backward is what the forward has left
+    recorder.mark(launch, Moment.BACKWARD)
+    saved.clear()
+    recorder.mark(launch, Moment.END)
+    found = [(mark.level, mark.peak) for mark in launch.marks.values()]
+    level, more = 10 * MIB, 13 * MIB
+    assert found == [(level, level), (more, more), (more, more), (level, more)]
