@@ -8,7 +8,7 @@ out (scratch memory inside a kernel that does not come from it is invisible).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -33,9 +33,9 @@ def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
     CUDA: resets the peak statistics of the device, and waits for its work before and after.
 
     CPU: memory that was allocated before and is freed within `fn()` (gradients set to None, say) mostly still
-    counts: the profiler reports such a free only where it remembers the address from an earlier session, and
-    then with the size of that time. Free it before the call to have it exact. Do not call this inside a
-    torch.profiler session: a process has one, and this would end it.
+    counts: the profiler reports such a free only where it remembers the address from an earlier session. Free it
+    before the call to have it exact. Do not call this inside a torch.profiler session: a process has one, and this
+    would end it.
     """
     resolved = _resolve(device)
     gc.collect()
@@ -100,14 +100,30 @@ def _peak_above(fn: Callable[[], object], device: torch.device) -> int:
         fn()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    standing = {address: size for tensor in live_tensors() for address, size in _cpu_storage(tensor)}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
         fn()
     events = session.profiler.kineto_results.experimental_event_tree()
-    return max(accumulate(_cpu_allocations(events), initial=0))
+    return max(accumulate(_cpu_changes(events, standing), initial=0))
 
 
-def _cpu_allocations(events: Iterable[Any]) -> list[int]:
-    """The bytes of each allocation (positive) and free (negative) on the CPU, in the order of time."""
+def _cpu_changes(events: Iterable[Any], standing: Mapping[int, int]) -> Iterator[int]:
+    """The bytes of each allocation (positive) and free (negative) on the CPU, in the order of time.
+
+    Of a block that it did not see made, the profiler says the size that another one had there, in an earlier session.
+    standing: address and bytes of what was allocated before; a free of what it does not have counts for nothing.
+    """
+    alive = dict(standing)
+    for address, size in _cpu_allocations(events):
+        if size > 0:
+            alive[address] = size
+            yield size
+        else:
+            yield -alive.pop(address, 0)
+
+
+def _cpu_allocations(events: Iterable[Any]) -> list[tuple[int, int]]:
+    """The address and the bytes of each allocation (positive) and free (negative) on the CPU, in the order of time."""
     kind = compat.allocation_event_type()
     found = []
     pending = list(events)
@@ -115,8 +131,8 @@ def _cpu_allocations(events: Iterable[Any]) -> list[int]:
         event = pending.pop()
         pending.extend(event.children)
         if event.tag == kind and event.typed[1].device.type == "cpu":
-            found.append((event.start_time_ns, event.typed[1].alloc_size))
-    return [size for _, size in sorted(found, key=lambda pair: pair[0])]
+            found.append((event.start_time_ns, event.typed[1].ptr, event.typed[1].alloc_size))
+    return [(address, size) for _, address, size in sorted(found, key=lambda event: event[0])]
 
 
 def live_tensors() -> Iterator[torch.Tensor]:

@@ -21,7 +21,8 @@ def profiled(fn):
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as session:
         result = fn()
-    return _cpu_allocations(session.profiler.kineto_results.experimental_event_tree()), result
+    events = session.profiler.kineto_results.experimental_event_tree()
+    return [size for _, size in _cpu_allocations(events)], result
 
 
 def lower_and_measure(model, fn):

@@ -6,6 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memgraph.machine.measure import allocated_bytes, measure_peak, peak_above_start
 from memgraph.runtime.host import Memory, Segment
+from tests.support.blocks import at_an_address_that_was_recorded
 
 MIB = 1 << 20
 
@@ -74,6 +75,17 @@ def test_free_of_an_older_block_is_not_seen():
     empty = allocated_bytes("cpu") - 4 * MIB
     # Unless the profiler has kept an entry for that address from an earlier session: then it reports those bytes.
     assert empty + 4 * MIB <= measure_peak(swap, "cpu") <= empty + 8 * MIB
+
+
+def test_a_free_that_the_profiler_reports_with_a_size_of_long_ago_has_its_own():
+    kept = [at_an_address_that_was_recorded(4 * MIB)]
+    size = kept[0].nbytes
+
+    def swap():
+        kept.clear()
+        kept.append(block(4))
+
+    assert peak_above_start(swap, "cpu") == 4 * MIB - size
 
 
 def test_exceptions_propagate_and_the_next_measurement_works():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from memgraph.step.recording import CpuRecorder, LaunchRecorder, Moment
+from tests.support.blocks import at_an_address_that_was_recorded
 
 MIB = 1 << 20
 
@@ -67,28 +68,15 @@ def test_a_storage_that_autograd_holds_still_counts():
     assert found == [(10 * MIB, 10 * MIB), (2 * MIB, 10 * MIB)]
 
 
-def at_the_address_of_one_that_was_recorded():
-    """A block that no recording saw made, where one had seen a block of 8 KiB more."""
-    for _ in range(100):
-        seen = []
-        marks([lambda seen=seen: seen.append(full())], [])
-        address = seen[0].data_ptr()
-        seen.clear()
-        found = torch.empty(3 * MIB - 8192, dtype=torch.uint8)
-        if found.data_ptr() == address:
-            return found
-    raise AssertionError("no address came again")
-
-
 def test_a_free_that_is_listed_with_the_size_of_a_block_of_long_ago_does_not_count():
-    kept = [at_the_address_of_one_that_was_recorded()]
+    kept = [at_an_address_that_was_recorded(3 * MIB)]
     size = kept[0].nbytes
     found = marks([kept.clear], iter([*kept]))  # pytest would hold the list while it looks at an assertion
     assert found == [(10 * MIB - size, 10 * MIB)]
 
 
 def test_so_it_is_within_launches():
-    kept = [at_the_address_of_one_that_was_recorded()]
+    kept = [at_an_address_that_was_recorded(3 * MIB)]
     launch = SimpleNamespace(marks={}, entry=SimpleNamespace(level=10 * MIB), dropped=0)
     recorder = LaunchRecorder()
     recorder.mark(launch, Moment.FORWARD)

@@ -37,7 +37,7 @@ def stop_allocations() -> list[int]:
     order of time.
 
     Those of threads that work for this one are among them (gloo's, that copy for a collective). What was allocated
-    before has no free among them.
+    before has no free among them, or one with the size that a block had at its address in an earlier recording.
     """
     from torch.autograd import _disable_profiler_legacy
 
