@@ -104,9 +104,9 @@ class StepGraph:
             telling.optimizers(entry.level - entry.others, self._forecasts, self.room + self.reserve, run.say_once)
         launch = run.begin(self, entry)
         try:
-            variant = self.rounds.chosen(self, launch) or self._alone(entry, args, launch)
+            variant = self._together(args, launch) or self._alone(launch.entry, args, launch)
             self._use(variant)
-            launch.variant, launch.envelope = weakref.ref(variant), variant.envelope(entry.sizes)
+            launch.variant, launch.envelope = weakref.ref(variant), variant.envelope(launch.entry.sizes)
             if len(run.round) == 1:
                 self._record(launch, variant)
             run.mark(launch, Moment.FORWARD)
@@ -158,6 +158,20 @@ class StepGraph:
             )
         elif self._trusts:
             self.dropped = last.given_up
+
+    def _together(self, args: Any, launch: Launched) -> Variant | None:
+        """The plan that was chosen for the launch together with the others of its round; None where there is none.
+
+        Raises BudgetError, once garbage is gone.
+        """
+        try:
+            return self.rounds.chosen(self, launch)
+        except BudgetError:
+            exact = self.meter.exact(launch.entry, args)
+            if exact.level >= launch.entry.level:
+                raise
+            launch.entry = exact
+            return self.rounds.chosen(self, launch)
 
     def _alone(self, entry: Entry, args: Any, launch: Launched) -> Variant:
         """The plan of a launch of which nothing but its entry is known."""

@@ -28,11 +28,14 @@ def measured(launch: Launched, say: Say) -> None:
         log.amend(report, variant.report)
     peak = launch.measured_peak
     predicted = launch.predicted_peak
-    if peak is not None and predicted is not None and peak > launch.budget >= predicted:
+    if peak is not None and predicted is not None and peak > launch.budget:
+        why = f"it was predicted to reach {format_size(predicted)}"
+        if predicted > launch.budget:  # what others leave until its backward, its forward does not know
+            why = f"with what else was allocated its plan reaches {format_size(predicted)}"
         say(
             ("launch", launch.graph),
-            f"{launch.name} has reached {format_size(peak)}, above its budget of {format_size(launch.budget)}: it was "
-            f"predicted to reach {format_size(predicted)}. print(memgraph.step_report()) shows the step.",
+            f"{launch.name} has reached {format_size(peak)}, above its budget of {format_size(launch.budget)}: {why}. "
+            "print(memgraph.step_report()) shows the step.",
         )
 
 

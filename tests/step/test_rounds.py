@@ -168,8 +168,9 @@ def test_a_plan_that_cannot_be_made_is_tried_once_for_a_level():
 
     loss.maker = NoMaker()
     state = world.device.hold(80 * KIB)
-    for _ in range(3):
-        step(world, [loss])
+    with pytest.warns(PlanWarning, match="has reached 120.0 KiB, above its budget of 100.0 KiB: with what else"):
+        for _ in range(3):
+            step(world, [loss])
     assert len(tried) == 1
     del state
 
@@ -391,3 +392,45 @@ def test_the_plans_of_a_model_that_is_gone_go_with_it():
     del graphs
     gc.collect()
     assert not any(variant() for variant in variants)
+
+
+class Training(torch.autograd.Function):
+    """A launch that holds 20 KiB until its backward, which makes a gradient of 50 KiB."""
+
+    @staticmethod
+    def forward(ctx, x, device, gradients):
+        ctx.device, ctx.gradients, ctx.held = device, gradients, device.hold(20 * KIB)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.gradients.append(ctx.device.hold(50 * KIB))
+        ctx.held = None
+        return gradient, None, None
+
+
+def test_gradients_that_another_launch_of_a_loss_leaves_are_told_of():
+    """Two losses are added up: the gradients of the second stand when the backward of the first begins."""
+    world, gradients = World(100 * KIB), []
+    loss = world.graph([plan(20, 20, 70, 1.0)], ends=True)
+    loss.variants[0].call = lambda x: (Training.apply(x, world.device, gradients),)
+    first, second = (loss.launch(torch.ones(1, requires_grad=True))[0] for _ in range(2))
+    with pytest.warns(PlanWarning, match="has reached 120.0 KiB, above its budget of 100.0 KiB: with what else"):
+        (first + second).sum().backward()
+    assert world.device.peak == 120 * KIB
+
+
+def test_garbage_refuses_no_round():
+    world = World(100 * KIB)
+    graphs = layers(world, 4)
+    for _ in range(2):
+        step(world, graphs)
+    circle = [world.device.hold(40 * KIB)]
+    circle.append(circle)
+    gc.disable()
+    try:
+        del circle
+        assert world.device.level == 40 * KIB
+        assert step(world, graphs) <= 100 * KIB and world.device.level == 0
+    finally:
+        gc.enable()
