@@ -15,10 +15,8 @@ from memgraph.step.forecast import Method, OptimizerForecast
 from memgraph.step.ledger import RECORDED, ROUNDS
 from memgraph.step.variants import Entry, Envelope
 from tests.reporting.test_report import example
-from tests.step.test_rounds import FAST, LIGHT, layers, plan, step
-from tests.step.toys import Toy, World
+from tests.step.toys import FAST, KIB, LIGHT, Toy, World, layers, plan, step
 
-KIB = 1024
 SMALL = 64  # bytes: what a toy's clone of its input takes
 
 

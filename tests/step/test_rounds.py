@@ -3,22 +3,17 @@
 import dataclasses
 import gc
 import warnings
-import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memgraph.base import compat
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step.joint import Unsolved
-from memgraph.step.recording import Moment
 from memgraph.step.variants import Envelope, Variant
-from tests.step.toys import CountingMeter, Toy, World
+from tests.step.toys import KIB, LIGHT, CountingMeter, Toy, World, layers, plan, step
 from tests.support.lanes import examples
-
-KIB = 1024
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,33 +21,6 @@ def a_small_heap():
     """What other tests have left is not looked through by each collection here: there are hundreds."""
     gc.collect()
     gc.freeze()
-
-
-def plan(forward, held, backward, seconds):
-    return Envelope(forward * KIB, held * KIB, backward * KIB), seconds
-
-
-LIGHT, FAST = plan(40, 4, 60, 2.0), plan(40, 24, 44, 1.0)
-
-
-def step(world, graphs, outside=0):
-    """One round over the graphs in their order, with `outside` bytes for a moment before the backward; its peak."""
-    world.device.reset()
-    x = torch.ones(1, requires_grad=True)
-    for graph in graphs:
-        (x,) = graph.launch(x)
-    moment = world.device.hold(outside)
-    del moment
-    x.sum().backward()
-    del x
-    world.run.stop_recording()  # as an optimizer's step does
-    return world.device.peak
-
-
-def layers(world, count, menu=(LIGHT, FAST)):
-    """A layer's graph as often as it is launched, and the graph of a loss."""
-    layer, loss = world.graph(list(menu), ends=False), world.graph([plan(10, 2, 10, 0.1)], ends=True)
-    return [layer] * count + [loss]
 
 
 def test_the_first_round_is_the_tightest_and_the_next_one_uses_the_budget():
@@ -137,15 +105,6 @@ def test_a_round_that_goes_another_way_is_refused_or_kept_and_learned():
     assert max(step(world, graphs) for _ in range(3)) <= 110 * KIB
 
 
-def test_a_forward_without_a_backward_holds_nothing_for_long():
-    world = World(130 * KIB)
-    graphs = layers(world, 2)
-    graphs[0].launch(torch.ones(1, requires_grad=True))
-    gc.collect()
-    assert world.run.depth() == 0
-    assert step(world, graphs) <= 130 * KIB
-
-
 def test_what_is_dropped_is_not_kept_alive():
     world = World(130 * KIB)
     graphs = layers(world, 2)
@@ -211,19 +170,6 @@ def test_never_above_the_budget(menus, order, room, grows, outside):
     assert world.device.level == 0
 
 
-def test_a_graph_without_a_backward_does_not_keep_a_round_from_being_learned():
-    world = World(130 * KIB)
-    graphs = layers(world, 4)
-    metric = world.graph([plan(20, 5, 20, 0.1)], ends=False)
-
-    def with_metric():
-        metric.launch(torch.ones(1))
-        return step(world, graphs)
-
-    peaks = [with_metric() for _ in range(4)]
-    assert max(peaks) <= 130 * KIB and peaks[2] > peaks[0]
-
-
 def test_a_roomier_plan_that_finds_no_room_in_a_tier_costs_nothing():
     """The plan that there is keeps the budget: a better one is tried once, and its failure ends no run."""
     world = World(100 * KIB)
@@ -240,15 +186,6 @@ def test_a_roomier_plan_that_finds_no_room_in_a_tier_costs_nothing():
     for _ in range(3):
         loss.launch(x)[0].sum().backward()
     assert tried == [(0,)] and world.device.peak <= 100 * KIB
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_what_one_ranks_caller_drops_decides_nothing_for_others(alike):
-    world = World(100 * KIB)
-    loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
-    loss.alike = alike
-    step(world, [loss])
-    assert (world.run.round[-1].returned is None) == alike
 
 
 class SizedMeter(CountingMeter):
@@ -320,117 +257,3 @@ def test_a_choice_that_takes_too_long_is_none(monkeypatch):
     world = World(130 * KIB)
     graphs = layers(world, 4)
     assert max(step(world, graphs) for _ in range(3)) <= 130 * KIB
-
-
-def test_a_retained_graph_that_runs_again_in_a_later_round_is_no_part_of_it():
-    world = World(200 * KIB)
-    loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
-    x = torch.ones(1, requires_grad=True)
-    (first,) = loss.launch(x)
-    first.sum().backward(retain_graph=True)
-    launch = world.run.round[0]
-    outputs = [loss.launch(x)[0] for _ in range(2)]
-    first.sum().backward()
-    assert launch.open_in_backward == ()
-    sum(outputs).sum().backward()
-    assert world.run.ledger.report().rounds
-
-
-def test_an_optimizer_that_steps_in_the_hooks_of_a_backward_ends_no_recording():
-    """What it allocates is part of the round. It stood in the way of the marks of all backwards that came after it."""
-    world = World(130 * KIB)
-    graphs = layers(world, 4)
-    weight = torch.ones(1, requires_grad=True)
-    optimizer = torch.optim.SGD([weight])
-
-    def stepped(gradient):
-        world.run.stepped(optimizer)
-        return gradient
-
-    def whole():
-        world.device.reset()
-        x = torch.ones(1, requires_grad=True)
-        for graph in graphs:
-            (x,) = graph.launch(x)
-            x.register_hook(stepped)
-        x.sum().backward()
-        return world.device.peak
-
-    peaks = [whole()]
-    world.run.stop_recording()
-    assert all(Moment.END in launch.marks for launch in world.run.round)
-    peaks += [whole() for _ in range(3)]
-    assert peaks[0] < peaks[1] == peaks[2] == peaks[3] <= 130 * KIB
-    world.run.stop_recording()
-    assert not compat.profiling()
-
-
-def test_a_round_that_was_recorded_in_part_tells_nothing():
-    world = World(130 * KIB)
-    graphs = layers(world, 4)
-    step(world, graphs)
-    for launch in world.run.round[:3]:  # as where a profiler of the user's runs from the middle of the backward on
-        del launch.marks[Moment.BACKWARD], launch.marks[Moment.END]
-    peaks = [step(world, graphs) for _ in range(3)]
-    assert peaks[0] < peaks[1] == peaks[2] <= 130 * KIB
-
-
-def test_graphs_of_two_devices_share_no_room():
-    world = World(130 * KIB)
-    graphs = layers(world, 4)
-    graphs[-1].meter.device = torch.device("meta")
-    peaks = [step(world, graphs) for _ in range(3)]
-    assert peaks[0] == peaks[1] == peaks[2]
-
-
-def test_the_plans_of_a_model_that_is_gone_go_with_it():
-    world = World(130 * KIB)
-    graphs = layers(world, 4)
-    for _ in range(3):
-        step(world, graphs)
-    variants = [weakref.ref(variant) for graph in graphs for variant in graph.variants]
-    del graphs
-    gc.collect()
-    assert not any(variant() for variant in variants)
-
-
-class Training(torch.autograd.Function):
-    """A launch that holds 20 KiB until its backward, which makes a gradient of 50 KiB."""
-
-    @staticmethod
-    def forward(ctx, x, device, gradients):
-        ctx.device, ctx.gradients, ctx.held = device, gradients, device.hold(20 * KIB)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.gradients.append(ctx.device.hold(50 * KIB))
-        ctx.held = None
-        return gradient, None, None
-
-
-def test_gradients_that_another_launch_of_a_loss_leaves_are_told_of():
-    """Two losses are added up: the gradients of the second stand when the backward of the first begins."""
-    world, gradients = World(100 * KIB), []
-    loss = world.graph([plan(20, 20, 70, 1.0)], ends=True)
-    loss.variants[0].call = lambda x: (Training.apply(x, world.device, gradients),)
-    first, second = (loss.launch(torch.ones(1, requires_grad=True))[0] for _ in range(2))
-    with pytest.warns(PlanWarning, match="has reached 120.0 KiB, above its budget of 100.0 KiB: with what else"):
-        (first + second).sum().backward()
-    assert world.device.peak == 120 * KIB
-
-
-def test_garbage_refuses_no_round():
-    world = World(100 * KIB)
-    graphs = layers(world, 4)
-    for _ in range(2):
-        step(world, graphs)
-    circle = [world.device.hold(40 * KIB)]
-    circle.append(circle)
-    gc.disable()
-    try:
-        del circle
-        assert world.device.level == 40 * KIB
-        assert step(world, graphs) <= 100 * KIB and world.device.level == 0
-    finally:
-        gc.enable()

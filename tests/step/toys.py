@@ -1,4 +1,4 @@
-"""Graphs that only allocate: each launch takes what its plan's envelope says, as real tensors, and counts the bytes."""
+"""Graphs that only allocate, as real tensors and counted, what their plans' envelopes say; and rounds over them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from memgraph.step.graph import StepGraph
 from memgraph.step.rounds import Rounds
 from memgraph.step.run import Run
 from memgraph.step.variants import Entry, Envelope, Offer, Variant
+
+KIB = 1024
 
 
 class Device:
@@ -117,3 +119,30 @@ class _Maker:
 
     def realise(self, offer: Offer, entry: Entry) -> Variant:
         return self.variant((offer.envelope, offer.seconds))
+
+
+def plan(forward, held, backward, seconds):
+    return Envelope(forward * KIB, held * KIB, backward * KIB), seconds
+
+
+LIGHT, FAST = plan(40, 4, 60, 2.0), plan(40, 24, 44, 1.0)
+
+
+def step(world, graphs, outside=0):
+    """One round over the graphs in their order, with `outside` bytes for a moment before the backward; its peak."""
+    world.device.reset()
+    x = torch.ones(1, requires_grad=True)
+    for graph in graphs:
+        (x,) = graph.launch(x)
+    moment = world.device.hold(outside)
+    del moment
+    x.sum().backward()
+    del x
+    world.run.stop_recording()  # as an optimizer's step does
+    return world.device.peak
+
+
+def layers(world, count, menu=(LIGHT, FAST)):
+    """A layer's graph as often as it is launched, and the graph of a loss."""
+    layer, loss = world.graph(list(menu), ends=False), world.graph([plan(10, 2, 10, 0.1)], ends=True)
+    return [layer] * count + [loss]
