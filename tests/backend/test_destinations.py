@@ -77,6 +77,7 @@ def planned(given, module, x, owner):
     return backend.planned[-1], here, needed, reserve(needed, given, here, "cpu", owner), bits
 
 
+@pytest.mark.slow
 def test_two_graphs_under_one_limit(scratch):
     """The first takes what it needs, the second plans with the rest, the third is told by the plan who has it all."""
     torch.manual_seed(0)

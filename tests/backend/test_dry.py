@@ -40,6 +40,7 @@ def parameter_bytes(model):
     return sum(p.untyped_storage().nbytes() for p in [*model.parameters(), *model.buffers()])
 
 
+@pytest.mark.slow
 def test_real_and_meta_tensors_are_planned_alike():
     reports = []
     for device in ("cpu", "meta"):
@@ -86,6 +87,7 @@ def test_for_a_gpu_that_is_not_here():
     assert all(event.bytes % 512 == 0 for event in report.timeline.events)
 
 
+@pytest.mark.slow
 @needs_cuda_traces
 def test_the_way_to_the_disk_of_a_gpu_that_is_not_here(tmp_path):
     _, loss, x = make("meta")
@@ -189,6 +191,7 @@ def test_fused_decisions_are_those_that_no_timeline_has():
     assert {d.name for d in recomputed if not d.fused} <= held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pattern, says",
     [

@@ -204,6 +204,7 @@ def test_an_evaluation_needs_no_scratch_folder_and_keeps_no_cache():
         call(X)
 
 
+@pytest.mark.slow
 def test_a_warm_report_tells_the_baseline_of_this_compilation():
     def report():
         torch._dynamo.reset()
@@ -266,6 +267,7 @@ class Unlucky(Attempts):
         return dataclasses.replace(found, above=found.above + miss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grown", slow_but([0, 5056, 30_000, 60_000], fast=[5056]))
 def test_the_minimum_is_the_lowest_peak_seen_and_can_be_reached(grown, tmp_path, monkeypatch):
     """grown: bytes that are allocated more when the minimum is given back; all but a little of what it leaves free."""

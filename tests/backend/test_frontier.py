@@ -28,6 +28,7 @@ def found():
     return memgraph.frontier(loss, x, device="cpu", points=5)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_is_kept_and_never_slower(found):
     assert len(found.points) == 5
     budgets = [point.budget for point in found.points]
@@ -45,6 +46,7 @@ def test_no_point_is_below_its_bound(found):
         assert 0 < point.least_seconds <= point.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2])
 def test_as_if_the_budget_was_planned_for(found, place):
     loss, x = make()

@@ -39,7 +39,7 @@ def brute_force(options, step, most):
     "levers, start, step",
     [
         ({}, 3 * STEP, STEP),
-        ({"recompute": False}, 12 * STEP, STEP),
+        pytest.param({"recompute": False}, 12 * STEP, STEP, marks=pytest.mark.slow),
         pytest.param({"tile": {"mlp": "auto"}}, 5 * STEP, 3 * STEP, marks=pytest.mark.slow),
     ],
     ids=["recompute", "nothing", "tiles"],

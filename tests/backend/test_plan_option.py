@@ -12,6 +12,7 @@ import memgraph
 from memgraph.backend.options import parse_options
 from memgraph.facts.actions import Offload, Recompute, Tile
 from memgraph.planner.solve import Planner
+from tests.support.lanes import slow_but
 
 WIDTH, ROWS, LAYERS = 64, 2048, 3
 
@@ -60,7 +61,7 @@ MADE_WITH = {
 }
 
 
-@pytest.mark.parametrize("what", MADE_WITH)
+@pytest.mark.parametrize("what", slow_but(MADE_WITH, fast=("rules", "offload")))
 def test_a_kept_plan_is_made_again_without_planning(what, tmp_path, request):
     options, lever = MADE_WITH[what]
     made, path = planned(**options), tmp_path / "plan.json"
@@ -95,6 +96,7 @@ def test_another_size_is_refused_with_the_first_difference(tmp_path):
     assert error.value.given
 
 
+@pytest.mark.slow
 def test_a_plan_of_symbolic_sizes_holds_for_all_of_them(tmp_path):
     def symbolic(rows, **options):
         x = torch.empty(rows, WIDTH)

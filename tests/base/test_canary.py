@@ -135,6 +135,7 @@ def private_names(source: str) -> set[str]:
     return {name for name in names if re.fullmatch(r"torch\.(\w+\.)*_\w+(\.\w+)*", name) and "__" not in name}
 
 
+@pytest.mark.slow
 def test_every_private_name_is_listed():
     """A new import of a private name belongs into NAMES, one that is gone does not."""
     root = ROOT

@@ -33,6 +33,7 @@ def test_the_end_of_a_process_is_a_failure():
     assert list(Process(f"{TASKS}:die", {}).results()) == [{"number": 0}, {"failure": "the process ended with 3"}]
 
 
+@pytest.mark.slow
 def test_a_process_past_its_limit_is_killed():
     assert list(Process(f"{TASKS}:sleep", {}).results(2)) == [{"number": 0}, {"failure": "past the limit of 2 s"}]
 

@@ -148,6 +148,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned(scr
     assert "no_such_function" not in result.output
 
 
+@pytest.mark.slow
 def test_what_a_budget_error_recommends_can_be_done_at_the_terminal(script, tmp_path):
     """Levers, rules and any other option reach the planner, by their own names or as KEY=VALUE with JSON."""
     target, file = f"{script}:step", tmp_path / "r.json"
@@ -170,6 +171,7 @@ def test_what_a_budget_error_recommends_can_be_done_at_the_terminal(script, tmp_
     assert by_name.decisions == as_json.decisions and by_name.bytes_on("nvme") > 0
 
 
+@pytest.mark.slow
 def test_the_longest_at_a_terminal(script, tmp_path):
     asked = ["plan", f"{script}:step", "--device", "cpu", "--budget", "1MiB", "--longest", "--dim", "0"]
     result = run(*asked, "--step", "64", "--optimizer", "adamw", "--json", tmp_path / "r.json")
@@ -192,6 +194,7 @@ def test_the_frontier_at_a_terminal(script, tmp_path):
     assert result.exit_code == 2 and "--frontier asks about many budgets" in result.output
 
 
+@pytest.mark.slow
 def test_the_frontier_and_the_plan_in_one_page(script, tmp_path):
     asked = ["plan", f"{script}:step", "--device", "cpu", "--budget", "0.7", "--frontier"]
     result = run(*asked, "--html", tmp_path / "f.html", "--json", tmp_path / "f.json")

@@ -76,6 +76,7 @@ def changes(output):
     return dict(re.findall(r"--(\w+) (\S+)", output))
 
 
+@pytest.mark.slow
 def test_it_fits_plainly(config):
     result = on_a_cpu(config, "--sequence", 256, "--budget", "1GiB")
     assert result.exit_code == 0, result.output
@@ -162,6 +163,7 @@ def test_adapters(config, tmp_path):
     assert 0 < report.to_come < report.baseline  # all parameters would have twice the bytes of these
 
 
+@pytest.mark.slow
 def test_a_function_of_a_script(script):
     for arguments, sizes in [(("--batch", 2), "batch 2, sequence 96"), (("--sequence", 64), "batch 1, sequence 64")]:
         result = on_a_cpu(script, "--budget", "1GiB", *arguments)

@@ -25,6 +25,7 @@ from memgraph.verify.rewrite import snapshot, verify_graph, verify_partition
 from tests.support.custom_operators import LAYERS, RUNS, SILU, Layers, X, drop, pair, seeded, silu, tagged
 from tests.support.graphs import why_fixed
 from tests.support.harness import Eager, assert_bitwise, gradients
+from tests.support.lanes import slow_but
 from tests.support.splits import calls, capture
 
 
@@ -41,7 +42,9 @@ def tight(**options) -> Eager:
 # --- nothing runs twice that nobody has declared ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [{"fraction": 0.7}, {"fraction": 0.55}, {"last": True}], ids=str)
+@pytest.mark.parametrize(
+    "budget", slow_but([{"fraction": 0.7}, {"fraction": 0.55}, {"last": True}], fast=[{"last": True}]), ids=str
+)
 @pytest.mark.parametrize("act", [drop, silu, seeded, lambda x: sum(pair(x))], ids=["draws", "counts", "seeded", "pair"])
 def test_runs_and_gradients_are_those_of_the_unplanned_step(act, budget):
     plain, planned = Eager(), Eager(**budget)
@@ -63,7 +66,7 @@ def test_the_report_says_why_and_how_to_declare_it():
 # --- declared by the user, by a tag -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("repeatable", [[SILU], ["hidden::*"], ["hidden::si?u"]], ids=str)
+@pytest.mark.parametrize("repeatable", slow_but([[SILU], ["hidden::*"], ["hidden::si?u"]], fast=[[SILU]]), ids=str)
 def test_what_is_declared_is_recomputed(repeatable):
     want, runs = step(Layers(silu), Eager())
     got, again = step(Layers(silu), tight(repeatable=repeatable))
@@ -71,6 +74,7 @@ def test_what_is_declared_is_recomputed(repeatable):
     assert_bitwise(got, want)
 
 
+@pytest.mark.slow
 def test_what_its_author_tags_pointwise_is_recomputed():
     want, _ = step(Layers(tagged), Eager())
     got, again = step(Layers(tagged), tight())
@@ -120,6 +124,7 @@ def test_a_rule_about_an_operator_of_two_outputs():
     assert any("hidden::pair" in refusal.reason for refusal in planned.planned[-1].refusals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True])
 def test_a_checkpoint_of_the_users_own_is_obeyed(last):
     """It runs its operators again without memgraph, too: once more, whatever the plan."""
@@ -228,6 +233,7 @@ def nested(act):
 ACTS = {"silu": (silu, f"calls {SILU}"), "tagged": (tagged, ""), "tanh": (torch.tanh, "")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act, why", ACTS.values(), ids=ACTS)
 def test_nested_regions_are_looked_into(act, why):
     joint = capture(Layers(nested(act)), X).joint

@@ -139,6 +139,7 @@ def found_in(layers: list[nn.Module]) -> tuple[Layers, Layers]:
     return equal_layers(steps_of(split.forward)), equal_layers(steps_of(split.backward))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_layers_of_a_model_are_one_class_forward_and_backward(rate):
     for found in found_in([Layer(rate=rate) for _ in range(10)]):
@@ -157,6 +158,7 @@ def test_a_layer_that_does_something_else_stays_outside():
     assert any("tanh" in one.reason for one in forward.alone)
 
 
+@pytest.mark.slow
 def test_layers_of_two_kinds_that_take_turns_are_two_classes():
     class Other(Layer):
         def forward(self, x):
@@ -206,6 +208,7 @@ def test_thirty_thousand_operators_take_a_second():
     assert time.thread_time() - start < 4  # 0.5 s alone
 
 
+@pytest.mark.slow
 def test_sizes_that_are_not_known_yet_are_no_constants_of_a_body():
     split = capture(Stack([Layer() for _ in range(8)]), torch.randn(4, 8), dynamic=True)
     steps = steps_of(split.forward)

@@ -185,6 +185,7 @@ def test_dropout_drops_what_it_dropped():
     assert [note for note in memgraph.report().notes if "told to be causal" in note]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_a_long_step_takes_less(symbolic):
     torch.manual_seed(0)

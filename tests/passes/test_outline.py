@@ -129,6 +129,7 @@ def test_outputs_keep_their_names():
 PROGRAMS = st.lists(st.sampled_from(sorted(DOES)), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(8), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(PROGRAMS, st.integers(7, 9), st.booleans(), st.booleans())
 def test_a_step_is_the_same_to_the_bit(does, layers, states, tied):

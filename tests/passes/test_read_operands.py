@@ -137,6 +137,7 @@ def test_a_nested_region_is_legal_after_it():
     assert reads[1] < reads[0]
 
 
+@pytest.mark.slow
 def test_a_region_that_draws_does_not_run_twice():
     for region, why in ((layer, ""), (dropped, "draws random numbers")):
         joint = capture(Nested(region), X).joint

@@ -168,7 +168,7 @@ def documents():
     return (torch.arange(LENGTH) // 7).repeat(2, 1)
 
 
-@pytest.mark.parametrize("mask, more", [(padded, half_empty), (packed, documents)])
+@pytest.mark.parametrize("mask, more", [(padded, half_empty), pytest.param(packed, documents, marks=pytest.mark.slow)])
 def test_padding_and_packing(mask, more):
     assert largest_error(joint_of(Attention(mask, layers=2), more()), SHARDS) < CLOSE
 
@@ -253,6 +253,7 @@ def shards(plan) -> list[int]:
     return [d.action.shards for d in plan.plan.decisions if isinstance(d.action, Tile)]
 
 
+@pytest.mark.slow
 def test_the_peak_is_lower_by_the_mask():
     want, whole = planned(1024, None, False)
     got, tiled = planned(1024, None, 8)

@@ -170,6 +170,7 @@ def test_middles(name):
     assert largest_error(joint_of(mlp(MIDDLES[name], places=places), X)) < 1e-12
 
 
+@pytest.mark.slow
 def test_means_over_tokens():
     module = mlp()
     module.function = _sparse

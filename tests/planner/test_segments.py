@@ -13,14 +13,14 @@ from memgraph.facts.joint import JointFacts
 from memgraph.planner.segments import SegmentCosts
 from memgraph.planner.solve import Planner
 from tests.support.facts import SETTINGS, chain, subsets
-from tests.support.lanes import examples
+from tests.support.lanes import examples, slow_but
 
 
 def chain_of(length: int) -> JointFacts:
     return chain([((n,), 100, 1e-6, True, "") for n in range(length)], regions=length)
 
 
-@pytest.mark.parametrize("length", (16, 36, 64, 144, 256))
+@pytest.mark.parametrize("length", slow_but((16, 36, 64, 144, 256), fast=(16, 36, 64)))
 def test_a_chain_reaches_the_optimum(length):
     """Of all choices of borders, each value computed again at most once: about sqrt(2 n) values of n."""
     planner = Planner(chain_of(length))

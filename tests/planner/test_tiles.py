@@ -146,6 +146,7 @@ def test_on_cuda_a_tiled_loss_is_no_slower_than_the_whole_one():
     assert report.predicted_time < 1.05 * report.unplanned_time
 
 
+@pytest.mark.slow
 def test_a_number_of_shards_for_a_kind():
     report = plan(budget=None, tile={"mlp": 4, "loss": False})
     assert tiles(report) == dict.fromkeys(LAYERS, 4)
@@ -154,6 +155,7 @@ def test_a_number_of_shards_for_a_kind():
     assert report.predicted_time > report.unplanned_time  # the forward runs again
 
 
+@pytest.mark.slow
 def test_rules():
     report = plan(budget=None, rules={"*.lm_head": "tile:3", "lm_head": "tile:5"})
     assert tiles(report) == {"model.lm_head": 3}

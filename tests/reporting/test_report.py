@@ -249,6 +249,7 @@ reports = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(reports)
 def test_json_gives_the_report_back(report):

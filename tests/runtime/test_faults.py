@@ -51,6 +51,7 @@ def test_no_room_can_be_reserved(tmp_path, fault):
     goes_on(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_real_limit_on_the_size_of_files(tmp_path):
     program = f"""
         import resource
@@ -182,6 +183,7 @@ def run(program, **more):
     return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, **more)
 
 
+@pytest.mark.slow
 def test_kill_in_the_middle_of_a_step_leaves_nothing(tmp_path):
     program = f"""
         import sys

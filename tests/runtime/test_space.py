@@ -191,6 +191,7 @@ def test_the_system_that_says_no_late_is_given_everything_back(small_disk):
     kept.close()
 
 
+@pytest.mark.slow
 def test_two_at_once_keep_the_margin(tmp_path):
     """Of two that would both fit alone, one is refused: they take turns, in one process and between processes."""
     asked = threading.Barrier(2, timeout=2)
@@ -224,6 +225,7 @@ def test_two_at_once_keep_the_margin(tmp_path):
         file.trim()
 
 
+@pytest.mark.slow
 def test_another_process_takes_its_turn(tmp_path):
     program = f"""
         from memgraph.runtime import space

@@ -230,6 +230,7 @@ def test_sanitizer_sees_what_is_read_too_early_or_kept_too_long(tier, settings_j
         del back, begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", TIERS)
 def test_200_steps_are_flat(tier, settings_json):
     sizes = set()

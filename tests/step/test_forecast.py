@@ -12,7 +12,7 @@ from memgraph.machine.measure import peak_above_start
 from memgraph.step.fake_step import _shortened
 from memgraph.step.forecast import Method, OptimizerForecast, forecast
 from tests.step.optimizers import CPU, OPTIMIZERS, Replacing, parameters, real_state
-from tests.support.lanes import examples
+from tests.support.lanes import examples, slow_but
 
 SCALARS = 16  # bytes: numbers that a kernel makes tensors of for one call, which no fake shows
 
@@ -31,16 +31,18 @@ def holds(optimizer, steps=2) -> OptimizerForecast:
     return told
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_but(OPTIMIZERS, fast=("adamw", "adamw foreach", "sgd momentum", "lion")))
 def test_fake_is_real(name):
     holds(OPTIMIZERS[name](parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "adamw foreach", "sgd nesterov", "lion"])
 def test_fake_is_real_in_bfloat16(name):
     holds(OPTIMIZERS[name](parameters(dtype=torch.bfloat16)))
 
 
+@pytest.mark.slow
 def test_a_way_that_is_taken_later_counts():
     """RAdam rectifies from its sixth step on."""
     holds(optim.RAdam(parameters()), steps=7)
@@ -74,6 +76,7 @@ def test_muon():
     assert tried.step_bytes <= forecast(optimizer, CPU).step_bytes
 
 
+@pytest.mark.slow
 def test_transformers_adafactor():
     optimization = pytest.importorskip("transformers.optimization")
     holds(optimization.Adafactor(parameters()))

@@ -93,6 +93,7 @@ def test_the_tightest_entry_is_at_least_as_tight_as_each():
     assert tightest([[10, 3, [4, 9], 0], [12, 0, [5, 2], 7]]) == [12, 3, [5, 9], 7]
 
 
+@pytest.mark.slow
 def test_a_launch_is_that_of_all_ranks():
     """Each finds another size; all take it for the largest, at the highest level that any of them counts."""
     device, arguments, held = torch.device("cpu"), Arguments((0,), ()), torch.ones(1000)

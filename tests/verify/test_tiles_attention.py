@@ -52,6 +52,7 @@ def backwards(tiled):
     return tiled.tile_1, tiled.tile_1.body_0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [forwards, backwards])
 def test_a_window_that_is_one_longer(side):
     def edit(tiled):
