@@ -50,11 +50,11 @@ demo: $(DONE)
 
 # One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
 test: $(DONE)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not examples" --durations=30
 
 test-fast: $(DONE)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not inductor and not slow" --hypothesis-profile=fast
 
 # What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator).

@@ -19,6 +19,8 @@ settings.register_profile("fast", max_examples=12)
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["KINETO_LOG_LEVEL"] = "6"
+# Else each empty cache, and so each process that has its own, compiles nine programs to see what the processor knows.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"

@@ -1,7 +1,8 @@
 """Plan under a budget, lower, read the truth, and plan again where it breaks the budget.
 
 attempt:  plan under (bound - margin) -> Inductor -> what its wrappers allocate -> at most the bound?
-          yes: done.  no: margin grows by what was missed.  last attempt: the lowest peak there is, or BudgetError.
+          yes: compile the kernels, done.  no: the margin grows by what was missed.
+          last attempt: the lowest peak that there is, or BudgetError.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from memgraph.backend.attempt import Attempt, Next, first_attempt
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.inductor import Graph, Job, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
+from memgraph.backend.inductor import Graph, Job, load, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
 from memgraph.backend.joint_graph import Planned
 from memgraph.backend.keeping import with_plan
 from memgraph.backend.outcome import budget_error, build_report, found_again, with_least
@@ -109,6 +110,7 @@ class Attempts:
                 step = step.final()
             lowered = self._lowered(step.bound, kept)
             if not lowered.partitioner.planned:
+                load(self.job, lowered.graphs)
                 return self._found_again(lowered.compiled, kept)
             found = self.attempt(lowered, wanted, place.key, len(tried) + 1)
             tried.append(found)
@@ -146,12 +148,16 @@ class Attempts:
         return None if wanted.bytes is None else record_of_lowest(self.job).read(Lowest)
 
     def _lowered(self, bound: Bound, kept: Accepted | None) -> Lowered:
-        """The graph lowered by a plan for a bound."""
-        job = self.job
+        """The graph lowered by a plan for a bound.
+
+        Its kernels are compiled once the plan is accepted: on the CPU that takes as long as all the rest. On CUDA,
+        Inductor compiles them beside the lowering and keeps them with the graph in its caches.
+        """
+        job, loaded = self.job, self.job.device.type == "cuda"
         partitioner = Partitioner(self.options, job.hardware, bound, job.progress, job.name, job.tiers)
-        compiled, graphs = lower(job, partitioner, cache=self.options.cache)
+        compiled, graphs = lower(job, partitioner, cache=self.options.cache, loaded=loaded)
         if not partitioner.planned and not graphs and kept is None:  # Inductor's caches know more than the plan store
-            compiled, graphs = lower(job, partitioner, cache=False)
+            compiled, graphs = lower(job, partitioner, cache=False, loaded=loaded)
         return Lowered(partitioner, compiled, graphs)
 
     def _found_again(self, compiled: Any, kept: Accepted | None) -> tuple[Variant, Mapping[str, int]]:
@@ -225,14 +231,15 @@ class Attempts:
         return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, above)
 
     def _tuned(self, found: Attempt, lowered: Lowered) -> Attempt:
-        """The attempt once its kernels are tuned, with a note where some are not."""
+        """The attempt once its kernels are compiled and tuned, with a note where some are not."""
         job = self.job
 
         def read() -> tuple[Any, ...]:
             return read_graphs(lowered.graphs, job.device.type, sizes=job.sizes)[:2]
 
+        load(job, lowered.graphs)
         notes = tune(lowered.graphs, job.device, read)
-        report = dataclasses.replace(found.report, notes=(*found.report.notes, *notes))
+        report = dataclasses.replace(found.report, notes=(*found.report.notes, *notes), stages=job.stages())
         return dataclasses.replace(found, report=report)
 
     def _truth(self, planned: Planned, graphs: list[Graph]) -> tuple[Timeline | None, tuple[str, ...]]:

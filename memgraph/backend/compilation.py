@@ -138,7 +138,7 @@ class Compilation:
             if not graphs:  # all of it came from a warm cache
                 if (kept := store.get(key)) is not None:
                     return Timeline.from_rows(kept["events"])
-                graphs = lower(job, None, cache=False)[1]
+                graphs = lower(job, None, cache=False, loaded=False)[1]
             found = read_step(graphs, job.device.type, retained=options.retain_graph)
             if options.cache:
                 store.put(key, {"events": found.rows()})

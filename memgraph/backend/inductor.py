@@ -66,6 +66,8 @@ class Graph:
     """Its Triton kernels, by name."""
     origins: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
     """By the name of a buffer of the wrapper, the nodes of the graph that it comes from."""
+    wrappers: tuple[compat.Wrapper, ...] = dataclasses.field(default=(), repr=False)
+    """Those that `load` has still to load."""
 
 
 def key_of(job: Job, *parts: str) -> str:
@@ -98,11 +100,12 @@ def refuses_cuda_graphs(options: Options, device: torch.device) -> bool:
     return device.type == "cuda" and bool(asked) and (options.budget is not None or bool(options.offload))
 
 
-def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[Any, list[Graph]]:
+def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: bool = True) -> tuple[Any, list[Graph]]:
     """Compile a graph, by a partitioner's plan or as plain Inductor does: (the callable, the graphs that were lowered).
 
     The outermost graph of each phase is the last one of that phase. Where a warm cache answers for the whole
     compilation, no graph is listed.
+    loaded: compile the kernels as well; else `load` does that, once what the wrappers allocate is found to be right.
     """
     # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
     options, progress, name, graphs = job.options, job.progress, job.name, []
@@ -130,14 +133,24 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool) -> tuple[An
             compat.lower_transfers()
             compat.lower_shards()
         origins.clear()
-        with configured, progress.stage(f"Inductor {phase}", graph=name):
+        loading = contextlib.nullcontext([]) if loaded else compat.loading_later()
+        with configured, loading as written, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
-        source = getattr(lowered, "source_code", None) or trivial
-        graphs.append(Graph(phase, given, returned, source, compat.triton_kernels_of(lowered), dict(origins)))
+        source, kernels = getattr(lowered, "source_code", None) or trivial, compat.triton_kernels_of(lowered)
+        graphs.append(Graph(phase, given, returned, source, kernels, dict(origins), tuple(written)))
         return lowered
 
     copy = compat.copy_graph(job.gm)
     return compat.compile_graph(copy, job.inputs, inner, patches, retain_graph=options.retain_graph), graphs
+
+
+def load(job: Job, graphs: list[Graph]) -> None:
+    """Compile the kernels of graphs that were lowered without."""
+    wrappers = [wrapper for graph in graphs for wrapper in graph.wrappers]
+    if wrappers:
+        with compat.inductor_settings(settings_of(job.options)), job.progress.stage("Inductor kernels", graph=job.name):
+            for wrapper in wrappers:
+                wrapper.load()
 
 
 def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...], str | None]:

@@ -18,7 +18,7 @@ _ASKED = ("retain_graph", "inductor", "mode", "verify")
 
 
 def unplanned_timeline(job: TrainingJob) -> Timeline | None:
-    """The timeline of a graph without a plan. It costs a compilation, and is kept in the plan store.
+    """The timeline of a graph without a plan. It costs a lowering without kernels, and is kept in the plan store.
 
     None where nothing is differentiated, or the wrapper cannot be read.
     """
@@ -36,7 +36,7 @@ def unplanned_timeline(job: TrainingJob) -> Timeline | None:
 def _lowered(job: TrainingJob, *, cache: bool) -> Timeline | None:
     partitioner = Partitioner(job.options, job.hardware, Bound(), job.progress, job.name)
     for cached in (cache, False):  # a warm cache answers without the partitioner
-        _, graphs = lower(job, partitioner, cache=cached)
+        _, graphs = lower(job, partitioner, cache=cached, loaded=False)
         if graphs:
             break
     if not partitioner.planned:

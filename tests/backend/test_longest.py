@@ -38,7 +38,7 @@ def brute_force(options, step, most):
 @pytest.mark.parametrize(
     "levers, start, step",
     [
-        ({}, 3 * STEP, STEP),
+        pytest.param({}, 3 * STEP, STEP, marks=pytest.mark.slow),
         pytest.param({"recompute": False}, 12 * STEP, STEP, marks=pytest.mark.slow),
         pytest.param({"tile": {"mlp": "auto"}}, 5 * STEP, 3 * STEP, marks=pytest.mark.slow),
     ],

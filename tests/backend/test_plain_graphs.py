@@ -35,7 +35,7 @@ class Codebook(nn.Module):
         return h.pow(2).mean()
 
 
-@pytest.mark.parametrize("bound", [{"fraction": 0.7}, {"last": True}])
+@pytest.mark.parametrize("bound", [pytest.param({"fraction": 0.7}, marks=pytest.mark.slow), {"last": True}])
 def test_an_assertion_stays_in_the_forward(bound):
     torch.manual_seed(0)
     module, x = Codebook(), torch.randn(128, 32)

@@ -129,6 +129,28 @@ def test_the_wrapper_is_written_as_before(seen):
             assert known.fullmatch(statement), f"torch {torch.__version__} writes a new kind of statement: {statement}"
 
 
+def test_a_wrapper_is_loaded_once_and_when_it_is_wanted():
+    from torch._inductor.codecache import PyCodeCache
+
+    before = len(PyCodeCache.modules)
+    with compat.loading_later() as written:
+        compiled(products, square(), square(), square())
+    assert len(written) == 2 and len(PyCodeCache.modules) == before
+    module = written[0].load()
+    assert module is written[0].load() and module.__file__ == written[0].__file__
+    assert len(PyCodeCache.modules) == before + 1
+
+
+def test_a_wrapper_that_nobody_loaded_runs_all_the_same():
+    inputs = square(), square(), square()
+    torch._dynamo.reset()
+    with compat.loading_later() as written, compat.inductor_settings({"force_disable_caches": True}):
+        result = torch.compile(products)(*inputs)
+    result.sum().backward()
+    assert written and torch.equal(result, products(*inputs))
+    assert all(torch.isfinite(given.grad).all() for given in inputs)
+
+
 def test_the_wrapper_allocates_as_before(seen):
     """Each buffer is freed where it dies, none is kept for a later one of its size."""
     (_, forward_inputs, forward), (_, backward_inputs, backward) = seen.wrappers

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._inductor.codecache import PyCodeCache
 
 import memgraph
 from memgraph.machine.measure import peak_above_start
@@ -62,10 +63,13 @@ def compiled_step(module, inputs, **options):
 
 
 def test_a_hugging_face_model_keeps_its_budget_exactly():
-    module, inputs = build("gpt2", batch=8, length=64)
+    module, inputs = build("gpt2", batch=8, length=64, layers=1)
     _, reference, unplanned = compiled_step(module, inputs)
+    loaded = len(PyCodeCache.modules)
     _, found, peak = compiled_step(module, inputs, budget=0.7)
     report = memgraph.report()
+    # Neither what Inductor would have done nor a plan that is refused has kernels compiled.
+    assert len(PyCodeCache.modules) == loaded + 2 and "Inductor kernels" in dict(report.stages)
     assert peak <= report.budget - report.baseline
     assert report.source_of_unplanned_peak == "inductor wrapper"
     assert report.unplanned_peak == report.baseline + report.unplanned_timeline.peak

@@ -1,5 +1,6 @@
 """The rules for scratch memory, against the measured table (support/scratch_table.py) and against this machine."""
 
+import functools
 import json
 
 import pytest
@@ -16,7 +17,13 @@ from tests.support.scratch_cases import cases
 
 TABLE = json.loads((ROOT / "tests" / "support" / "scratch_table.json").read_text())
 ROWS = dict(TABLE["rows"])
-CASES = {str(case): case for case in cases()}
+
+
+@functools.cache
+def calls() -> dict[str, Call]:
+    """The calls of the table by their text."""
+    return {str(case): case for case in cases()}
+
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no bounds on this processor"
@@ -46,8 +53,8 @@ def columns():
 
 
 def test_every_case_and_every_rule_is_in_the_table():
-    assert CASES.keys() == ROWS.keys(), "measure again: python -m tests.support.scratch_table"
-    held = {case.name for case in CASES.values()}
+    assert calls().keys() == ROWS.keys(), "measure again: python -m tests.support.scratch_table"
+    held = {case.name for case in calls().values()}
     plain = "as_strided copy_ fill_ zero_ empty empty_strided _assert_async"
     siblings = (
         "scatter scatter_ scatter_add scatter_reduce index_put _unsafe_index_put _embedding_bag_dense_backward "
@@ -61,7 +68,7 @@ def test_no_rule_is_below_what_was_measured_nor_far_above(threads):
     low, high, compared = [], [], 0
     for column, count, place in columns():
         threads(count)
-        for text, case in CASES.items():
+        for text, case in calls().items():
             measured, rule = ROWS[text][place], rule_of(case)
             if not isinstance(measured, int) or rule is None:
                 continue
@@ -77,9 +84,6 @@ def test_no_rule_is_below_what_was_measured_nor_far_above(threads):
     assert compared > 0.9 * len(ROWS) * len(TABLE["columns"])
 
 
-SAMPLE = [case for n, case in enumerate(CASES.values()) if n % 48 == 0]
-
-
 def storages(tree) -> dict[int, int]:
     """Bytes by address."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
@@ -90,8 +94,9 @@ def storages(tree) -> dict[int, int]:
 def test_a_sample_on_this_machine(threads, count):
     """The trial counts what memgraph.measure does, by another profiler; and the rule holds here, too."""
     threads(count)
+    sample = list(calls().values())[::48]
     compared = 0
-    for case in SAMPLE:
+    for case in sample:
         try:
             found = trial.measure(case)
         except trial.NotTried:
@@ -106,4 +111,4 @@ def test_a_sample_on_this_machine(threads, count):
         rule = rule_of(case)
         assert rule is None or seen <= rule.bytes(case), str(case)
         compared += 1
-    assert compared > 0.9 * len(SAMPLE)
+    assert compared > 0.9 * len(sample)

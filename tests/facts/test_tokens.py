@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, Sharded
+from tests.support.lanes import slow_but
 from tests.support.tiles import (
     BATCH,
     LENGTH,
@@ -105,7 +106,7 @@ MIDDLES = {
 }
 
 
-@pytest.mark.parametrize("name", MIDDLES)
+@pytest.mark.parametrize("name", slow_but(MIDDLES, fast=list(MIDDLES)[::2]))
 def test_what_a_token_does_by_itself(name):
     places = nn.Buffer(torch.arange(WIDE).flip(0))
     parts = {"norm": nn.LayerNorm(WIDE), "scale": nn.Parameter(torch.ones(WIDE)), "places": places}

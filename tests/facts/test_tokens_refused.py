@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memgraph.facts.tokens.states import Sharded
+from tests.support.lanes import slow_but
 from tests.support.tiles import (
     BATCH,
     LENGTH,
@@ -72,7 +73,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", slow_but(MIXED, fast=list(MIXED)[::2]))
 def test_what_mixes_tokens_is_refused_by_name(name):
     middle, reason = MIXED[name]
     module = mlp(

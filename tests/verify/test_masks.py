@@ -12,6 +12,7 @@ from memgraph.passes.masks import masks
 from memgraph.verify.masks import MaskError, verify_masks
 from memgraph.verify.sampled import PLACES, WHOLE, Sampler
 from tests.facts.test_masks import CAUSAL, OTHER, transformers_mask
+from tests.support.lanes import slow_but
 from tests.support.masks import attending, captured, queries
 
 LONG = 5000
@@ -71,12 +72,12 @@ LARGE_OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", slow_but(LARGE, fast=list(LARGE)[:2]))
 def test_a_large_mask_is_looked_at_in_some_places(name):
     verify_masks(*without_mask(LARGE[name], LONG))
 
 
-@pytest.mark.parametrize("name", LARGE_OTHER)
+@pytest.mark.parametrize("name", slow_but(LARGE_OTHER, fast=list(LARGE_OTHER)[:2]))
 def test_what_is_wrong_in_a_large_mask_is_seen(name):
     with pytest.raises(VerifyError, match="not the causal one"):
         verify_masks(*without_mask(LARGE_OTHER[name], LONG))

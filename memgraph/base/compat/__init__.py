@@ -50,6 +50,7 @@ from memgraph.base.compat.inductor import (
     inductor_cache_folder,
     inductor_config_keys,
     inductor_setting,
+    inductor_settings,
     inner_compile,
     lowering_settings,
     mode_options,
@@ -120,6 +121,7 @@ from memgraph.base.compat.sizes import (
 )
 from memgraph.base.compat.storages import StorageReference, first_users_output
 from memgraph.base.compat.trace import trace_artifact, trace_data
+from memgraph.base.compat.wrappers import Wrapper, loading_later
 
 __all__ = [
     "C_LINEAR",
@@ -127,6 +129,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "StorageReference",
+    "Wrapper",
     "WRITTEN",
     "tree_leaves",
     "tree_map",
@@ -169,6 +172,7 @@ __all__ = [
     "inductor_config_keys",
     "inductor_pure_random",
     "inductor_setting",
+    "inductor_settings",
     "inner_compile",
     "invoke_subgraph",
     "is_fake",
@@ -176,6 +180,7 @@ __all__ = [
     "is_tuned_when_run",
     "is_written_into",
     "largest",
+    "loading_later",
     "local",
     "looks_up_seed",
     "lower_shards",

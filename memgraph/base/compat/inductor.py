@@ -24,6 +24,13 @@ def inductor_setting(name: str) -> Any:
     return getattr(inductor_config, name)
 
 
+def inductor_settings(settings: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Inductor's configuration with these values, while this lasts."""
+    import torch._inductor.config as inductor_config
+
+    return inductor_config.patch(settings)
+
+
 def compile_graph(
     gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
 ) -> Any:
