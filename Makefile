@@ -48,7 +48,8 @@ endif
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
-# One thread a worker: the tensors are tiny, and two threads each would only wait for one another.
+# One thread a worker: the tensors are tiny, and two threads each would only wait for one another. Python keeps what it
+# compiles: many tests start a process of their own, and memgraph alone takes more than a second to compile.
 test: $(DONE)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not examples" --durations=30

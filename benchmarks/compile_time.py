@@ -5,8 +5,8 @@
     targets:  3,000 joint nodes <= 5 s    7,400 <= 12 s    at most 10 % of a cold Inductor compile
 
 The joint graphs are those of Llamas of a tiny width: the time depends on the number of nodes, not their size. They are
-captured, not compiled. One is compiled, by Inductor without memgraph and with empty caches. Planning is one thread of
-Python: on a machine that others use, its CPU seconds say more than those of the clock.
+captured, not compiled. One is compiled with empty caches: by Inductor, and by memgraph under a share and under as many
+bytes. Planning is one thread of Python: on a machine that others use, its CPU seconds say more than those of the clock.
 
 The stock split is Inductor's own partitioner, which runs anyway, so "added" is planning without it; it is timed on its
 own, on a copy of the graph. The time of verification is its share of a second planning under cProfile, whose own cost
@@ -32,6 +32,7 @@ from tests.support.models.sized import Shape, make
 
 SHAPE = Shape(layers=8, hidden=64, sequence=128, vocabulary=256)
 FRACTION = 0.4
+COLD_FRACTION = 0.6
 # (joint nodes, seconds): a graph of at most so many nodes is planned in at most so many seconds.
 TARGETS = ((3000, 5.0), (7400, 12.0))
 SHARE = 0.10
@@ -49,32 +50,43 @@ def main(
 ) -> None:
     """Measure, print, and write to benchmarks/results."""
     harness.use_few_threads()
-    record, rows, compiled = harness.Record(name), [], {}
+    record, rows, compiled = harness.Record(name), [], []
     for depth in map(int, layers.split(",")):
         for row in Process("benchmarks.compile_time:plan_times", {"layers": depth}).results():
             harness.say("  ".join(f"{key} {cell(value)}" for key, value in row.items()))
             rows.append(row)
-    if cold:
-        (compiled,) = Process("benchmarks.compile_time:cold_compile", {"layers": cold}).results()
-    if failed := [row["failure"] for row in (*rows, compiled) if "failure" in row]:
+    budget: Any = None
+    for budget in (None, COLD_FRACTION, "bytes") if cold else ():
+        asked = compiled[-1].get("budget") if budget == "bytes" else budget
+        (row,) = Process("benchmarks.compile_time:cold_compile", {"layers": cold, "budget": asked}).results()
+        harness.say("  ".join(f"{key} {cell(value)}" for key, value in row.items()))
+        compiled.append(row)
+    if failed := [row["failure"] for row in (*rows, *compiled) if "failure" in row]:
         raise RuntimeError("; ".join(failed))
-    data = {"shape": vars(SHAPE), "rows": rows, "cold_inductor": (compiled.get("seconds"), compiled.get("cpu"))}
+    data = {"shape": vars(SHAPE), "rows": rows, "cold": compiled}
     print(record.write("Compile time", data, body(rows, cold, compiled)))
     print(record.folder)
 
 
-def body(rows: list[Result], cold: int, compiled: Result) -> str:
+def body(rows: list[Result], cold: int, compiled: list[Result]) -> str:
     """The page below its headline."""
     text = table.markdown(HEADS, map(cells, rows))
     planned = [row["added"] for row in rows if row["layers"] == cold]
-    if compiled:
-        text += (
-            f"\n\nA cold Inductor compile of {cold} layers, without memgraph: {compiled['seconds']:.1f} s, "
-            f"{compiled['cpu']:.1f} s of CPU with the C++ compiler's."
-        )
-    if compiled and planned:
+    if not compiled:
+        return text
+    inductor, *ours = compiled
+    text += (
+        f"\n\nA cold Inductor compile of {cold} layers, without memgraph: {inductor['seconds']:.1f} s, "
+        f"{inductor['cpu']:.1f} s of CPU with the C++ compiler's."
+    )
+    if planned:
         added = max(planned)
-        text += f" Planning adds {added:.2f} s of CPU, {added / compiled['cpu']:.1%} (target: at most {SHARE:.0%})."
+        text += f" Planning adds {added:.2f} s of CPU, {added / inductor['cpu']:.1%} (target: at most {SHARE:.0%})."
+    for row, kind in zip(ours, (f"a budget of {COLD_FRACTION:g}", "as many bytes"), strict=True):
+        text += (
+            f" memgraph under {kind}: {row['seconds']:.1f} s, {row['cpu']:.1f} s of CPU, {row['attempts']} attempts, "
+            f"{row['seconds'] / inductor['seconds']:.2f} times Inductor's."
+        )
     return text
 
 
@@ -190,19 +202,27 @@ def capture(layers: int) -> tuple[Any, dict[str, Any]]:
 
 
 def cold_compile(task: Task) -> Iterator[Result]:
-    """Seconds of Inductor's first step by the clock and of CPU, caches empty, memgraph absent."""
+    """Seconds of the first step by the clock and of CPU, caches empty; by Inductor where there is no budget."""
     import torch
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
+    import memgraph
+
+    budget = task["budget"]
+    asked = {"backend": "memgraph", "options": {"budget": budget, "cache": False}} if budget else {}
     case = make("llama", Shape(**(vars(SHAPE) | {"layers": task["layers"]})))
     torch._dynamo.reset()
     # One thread compiles: the C++ compilers are then children of this process, whose CPU time can be read.
     with fresh_cache(), config.patch(compile_threads=1):
         start, start_cpu = time.perf_counter(), os.times()
-        torch.compile(case.loss, backend="inductor", fullgraph=True)(*case.inputs).backward()
+        torch.compile(case.loss, fullgraph=True, **asked)(*case.inputs).backward()
         spent = zip(os.times()[:4], start_cpu[:4], strict=True)
-        yield {"seconds": time.perf_counter() - start, "cpu": sum(after - before for after, before in spent)}
+        found = {"seconds": time.perf_counter() - start, "cpu": sum(after - before for after, before in spent)}
+    if budget:
+        report = memgraph.report()
+        found |= {"budget": report.budget, "attempts": report.attempts}
+    yield found
 
 
 if __name__ == "__main__":
