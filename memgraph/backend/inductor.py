@@ -133,7 +133,9 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
             compat.lower_transfers()
             compat.lower_shards()
         origins.clear()
-        loading = contextlib.nullcontext([]) if loaded else compat.loading_later()
+        loading: contextlib.AbstractContextManager[list[compat.Wrapper]] = contextlib.nullcontext([])
+        if not loaded:
+            loading = compat.loading_later()
         with configured, loading as written, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
         source, kernels = getattr(lowered, "source_code", None) or trivial, compat.triton_kernels_of(lowered)
