@@ -148,16 +148,12 @@ class Attempts:
         return None if wanted.bytes is None else record_of_lowest(self.job).read(Lowest)
 
     def _lowered(self, bound: Bound, kept: Accepted | None) -> Lowered:
-        """The graph lowered by a plan for a bound.
-
-        Its kernels are compiled once the plan is accepted: on the CPU that takes as long as all the rest. On CUDA,
-        Inductor compiles them beside the lowering and keeps them with the graph in its caches.
-        """
-        job, loaded = self.job, self.job.device.type == "cuda"
+        """The graph lowered by a plan for a bound, its kernels not compiled yet."""
+        job = self.job
         partitioner = Partitioner(self.options, job.hardware, bound, job.progress, job.name, job.tiers)
-        compiled, graphs = lower(job, partitioner, cache=self.options.cache, loaded=loaded)
+        compiled, graphs = lower(job, partitioner, cache=self.options.cache, loaded=False)
         if not partitioner.planned and not graphs and kept is None:  # Inductor's caches know more than the plan store
-            compiled, graphs = lower(job, partitioner, cache=False, loaded=loaded)
+            compiled, graphs = lower(job, partitioner, cache=False, loaded=False)
         return Lowered(partitioner, compiled, graphs)
 
     def _found_again(self, compiled: Any, kept: Accepted | None) -> tuple[Variant, Mapping[str, int]]:

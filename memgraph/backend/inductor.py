@@ -105,10 +105,11 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
 
     The outermost graph of each phase is the last one of that phase. Where a warm cache answers for the whole
     compilation, no graph is listed.
-    loaded: compile the kernels as well; else `load` does that, once what the wrappers allocate is found to be right.
+    loaded: compile the kernels as well; else `load` does that, once what the wrappers allocate is found to be right. On
+    CUDA they are compiled all the same: Inductor does that beside the lowering, and keeps them with the graph.
     """
     # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
-    options, progress, name, graphs = job.options, job.progress, job.name, []
+    options, progress, name, device, graphs = job.options, job.progress, job.name, job.device.type, []
     patches = settings_of(options)
     origins: dict[str, tuple[str, ...]] = {}  # of the graph that is being lowered
     if partitioner is not None:
@@ -134,7 +135,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
             compat.lower_shards()
         origins.clear()
         loading: contextlib.AbstractContextManager[list[compat.Wrapper]] = contextlib.nullcontext([])
-        if not loaded:
+        if not loaded and device == "cpu":
             loading = compat.loading_later()
         with configured, loading as written, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
