@@ -18,7 +18,7 @@ _ASKED = ("retain_graph", "inductor", "mode", "verify")
 
 
 def unplanned_timeline(job: TrainingJob) -> Timeline | None:
-    """The timeline of a graph without a plan. It costs a lowering without kernels, and is kept in the plan store.
+    """The timeline of a graph without a plan. It costs a lowering, and is kept in the plan store.
 
     None where nothing is differentiated, or the wrapper cannot be read.
     """

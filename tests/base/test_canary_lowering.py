@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
 
 import pytest
 import torch
@@ -129,16 +130,47 @@ def test_the_wrapper_is_written_as_before(seen):
             assert known.fullmatch(statement), f"torch {torch.__version__} writes a new kind of statement: {statement}"
 
 
-def test_a_wrapper_is_loaded_once_and_when_it_is_wanted():
-    from torch._inductor.codecache import PyCodeCache
+@pytest.fixture
+def loads(monkeypatch):
+    """The modules that Inductor loads."""
+    from torch._inductor import codecache
 
-    before = len(PyCodeCache.modules)
+    stock, found = codecache._reload_python_module, []
+    monkeypatch.setattr(codecache, "_reload_python_module", lambda *a, **k: found.append(a) or stock(*a, **k))
+    return found
+
+
+def test_a_wrapper_is_loaded_once_and_when_it_is_wanted(loads):
     with compat.loading_later() as written:
         compiled(products, square(), square(), square())
-    assert len(written) == 2 and len(PyCodeCache.modules) == before
+    assert len(written) == 2 and not loads
     module = written[0].load()
     assert module is written[0].load() and module.__file__ == written[0].__file__
-    assert len(PyCodeCache.modules) == before + 1
+    assert len(loads) == 1
+
+
+def test_wrappers_of_other_threads_are_loaded_as_ever(loads):
+    """However their times cross, nothing of Inductor's stays replaced."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.graph import GraphLowering
+
+    stock = GraphLowering._compile_to_module_lines, PyCodeCache.__dict__["load_by_key_path"]
+    first, second = compat.loading_later(), compat.loading_later()
+    run_in_a_thread(first.__enter__)
+    compiled(products, square(), square(), square())
+    assert len(loads) == 2
+    written = second.__enter__()
+    run_in_a_thread(lambda: first.__exit__(None, None, None))
+    compiled(products, square(), square(), square())
+    second.__exit__(None, None, None)
+    assert len(written) == 2 and len(loads) == 2
+    assert stock == (GraphLowering._compile_to_module_lines, PyCodeCache.__dict__["load_by_key_path"])
+
+
+def run_in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 def test_a_wrapper_that_nobody_loaded_runs_all_the_same():
