@@ -45,6 +45,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def a_small_heap():
+    """For tests that collect garbage hundreds of times: what other tests have left is not looked through each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_recording_is_left():
     """A round that no later step ends is recorded still: a test's own measurements must not meet that."""

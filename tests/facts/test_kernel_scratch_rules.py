@@ -25,9 +25,12 @@ def calls() -> dict[str, Call]:
     return {str(case): case for case in cases()}
 
 
-pytestmark = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no bounds on this processor"
-)
+pytestmark = [
+    pytest.mark.usefixtures("a_small_heap"),
+    pytest.mark.skipif(
+        torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no bounds on this processor"
+    ),
+]
 
 # A bound may be so many times the operands above the truth, in float32, and so much for each thread. The worst in the
 # table are convolutions whose few channels would fill whole vectors in another of oneDNN's formats.

@@ -15,12 +15,7 @@ from memgraph.step.variants import Envelope, Variant
 from tests.step.toys import KIB, LIGHT, CountingMeter, Toy, World, layers, plan, step
 from tests.support.lanes import examples
 
-
-@pytest.fixture(autouse=True, scope="module")
-def a_small_heap():
-    """What other tests have left is not looked through by each collection here: there are hundreds."""
-    gc.collect()
-    gc.freeze()
+pytestmark = pytest.mark.usefixtures("a_small_heap")
 
 
 def test_the_first_round_is_the_tightest_and_the_next_one_uses_the_budget():

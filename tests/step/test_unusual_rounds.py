@@ -11,12 +11,7 @@ from memgraph.base.errors import PlanWarning
 from memgraph.step.recording import Moment
 from tests.step.toys import KIB, World, layers, plan, step
 
-
-@pytest.fixture(autouse=True, scope="module")
-def a_small_heap():
-    """What other tests have left is not looked through by each collection here: there are hundreds."""
-    gc.collect()
-    gc.freeze()
+pytestmark = pytest.mark.usefixtures("a_small_heap")
 
 
 def test_a_forward_without_a_backward_holds_nothing_for_long():
