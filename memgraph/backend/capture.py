@@ -4,7 +4,7 @@
 
 No compilation succeeds: where Inductor would begin to lower, an exception unwinds it all. So Dynamo keeps nothing of
 it: what was compiled before stays valid, what is compiled later starts afresh, and nobody has to call
-torch._dynamo.reset.
+torch.compiler.reset.
 
 Parameters and inputs may be real, fake or on the meta device. For another device than theirs the captured
 graph is given fake tensors on that device before it is differentiated. Fake CUDA tensors need a torch that

@@ -67,7 +67,7 @@ class Graph:
     origins: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
     """By the name of a buffer of the wrapper, the nodes of the graph that it comes from."""
     wrappers: tuple[compat.Wrapper, ...] = dataclasses.field(default=(), repr=False)
-    """Those that `load` has still to load."""
+    """Those that Inductor has written and not loaded; `load` loads them."""
 
 
 def key_of(job: Job, *parts: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memgraph.base import compat
 from memgraph.base.errors import MemgraphError, OptionsError
 from memgraph.base.fingerprint import source_folders
 
@@ -81,10 +82,10 @@ class ScriptError(MemgraphError):
 @contextlib.contextmanager
 def own_words(target: str) -> Iterator[None]:
     """Turn an error of the user's script into a ScriptError that shows the line in the script, without a traceback."""
-    torchs = logging.getLogger("torch._subclasses.fake_tensor")
+    torchs = compat.logger_of_fake_tensors()
     level = torchs.level
     if "TORCH_LOGS" not in os.environ:
-        torchs.setLevel(logging.CRITICAL)  # it logs a second stack for an error that is raised anyway
+        torchs.setLevel(logging.CRITICAL)
     try:
         yield
     except MemgraphError:
@@ -113,7 +114,7 @@ def _is_dynamos(error: BaseException) -> bool:
     """
     frames, cause = traceback.extract_tb(error.__traceback__), error.__cause__
     retold = cause is not None and frames[-1:] == traceback.extract_tb(cause.__traceback__)[-1:]
-    return type(error).__module__ == "torch._dynamo.exc" or retold
+    return compat.is_dynamos_own(error) or retold
 
 
 def _is_ours(file: str) -> bool:

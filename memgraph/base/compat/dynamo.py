@@ -40,6 +40,13 @@ def through_dynamo(error: Exception) -> Exception:
     return copy.with_traceback(error.__traceback__)
 
 
+def is_dynamos_own(error: BaseException) -> bool:
+    """Whether an error is of a class of Dynamo's: it tells of another error, or of Dynamo itself."""
+    import torch._dynamo.exc as of_dynamo
+
+    return type(error).__module__ == of_dynamo.__name__
+
+
 def compile_id() -> str:
     """Dynamo's name for the frame that it is compiling, `[0/0]`; "" outside of Dynamo."""
     from torch._guards import CompileContext

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,13 @@ def same_contents(left: Any, right: Any) -> bool:
     with _disable_current_modes(), torch.no_grad():
         left, right = left.detach(), right.detach()
         return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def logger_of_fake_tensors() -> logging.Logger:
+    """Where torch logs a second stack for an operator that fails on fake tensors, whose error is raised anyway."""
+    import torch._subclasses.fake_tensor as of_fakes
+
+    return logging.getLogger(of_fakes.__name__)
 
 
 def fake_mode_of(values: Any) -> Any:
