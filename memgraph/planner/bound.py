@@ -13,7 +13,7 @@ of the forward and of the backward; values saved, computed again, or copied to a
 They are linear in the shares of a value that are saved, computed again and copied away. The least time over all shares
 bounds the time of every plan from below.
 
-Which library: HiGHS solves the linear program (scipy.optimize.linprog). Its price of the peak is what one more byte of
+Which library: HiGHS solves the linear program (linear.py). Its price of the peak is what one more byte of
 the budget is worth, in seconds.
 
 Algorithm: a variable for each needed value and what may be done with it; for the fullest operator of each region also

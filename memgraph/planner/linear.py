@@ -1,13 +1,17 @@
-"""A linear program that grows row by row, solved by HiGHS."""
+"""A linear program that grows row by row, solved by HiGHS.
+
+It is solved many times, each time with more rows or another bound. HiGHS keeps the last optimum, and the next one is
+found from there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+import highspy
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csc_array, csr_array
 
 # HiGHS satisfies rows and finds costs to about this accuracy, where coefficients are about 1.
 ACCURACY = 1e-6
@@ -38,9 +42,9 @@ class LinearProgram:
         """By variable: the largest that it may be."""
         self.least: list[float] = []
         """By row: what its sum must reach."""
-        self._coefficients: list[float] = []
-        self._rows: list[int] = []
-        self._columns: list[int] = []
+        self._terms: list[tuple[int, int, float]] = []
+        """(row, variable, coefficient)"""
+        self._solver: _Solver | None = None
 
     def variable(self, cost: float = 0.0, most: float = 1.0) -> int:
         """Add a variable; returns its number."""
@@ -56,22 +60,82 @@ class LinearProgram:
 
     def extend(self, row: int, terms: Iterable[tuple[int, float]]) -> None:
         """Add terms to a row."""
-        for column, coefficient in terms:
-            self._coefficients.append(coefficient)
-            self._rows.append(row)
-            self._columns.append(column)
+        self._terms += [(row, column, coefficient) for column, coefficient in terms]
 
     def solve(self, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
         """The solution of the least cost; None where nothing satisfies all rows.  cost, most: by variable.
 
         Raises NotSolved.
         """
-        shape = (len(self.least), len(self.cost))
-        matrix = csr_array((self._coefficients, (self._rows, self._columns)), shape=shape)
-        bounds = np.column_stack([np.zeros(len(most)), most])
-        found = linprog(cost, A_ub=-matrix, b_ub=-np.asarray(self.least), bounds=bounds, method="highs")
-        if found.status == 2:
+        try:
+            return self._solved(cost, most)
+        except NotSolved:
+            if self._solver is None:
+                raise
+            self._solver = None  # the last optimum may be a bad place to begin
+            return self._solved(cost, most)
+
+    def _solved(self, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
+        solver, self._solver = self._solver, None
+        if solver is None or not solver.grown(len(self.cost), self.least, self._terms):
+            solver = _Solver()
+            solver.grown(len(self.cost), self.least, self._terms)
+        found = solver.solution(cost, most)
+        self._solver = solver
+        return found
+
+
+class _Solver:
+    """HiGHS with the rows that it has been given so far."""
+
+    def __init__(self) -> None:
+        self.highs = highspy._Highs()  # type: ignore[attr-defined]  # highspy.Highs prints a headline when it is made
+        self.highs.setOptionValue("output_flag", False)
+        self.highs.setOptionValue("parallel", "off")
+        self.rows = self.columns = self.terms = 0
+
+    def grown(self, columns: int, least: Sequence[float], terms: Sequence[tuple[int, int, float]]) -> bool:
+        """Take over what has been added since the last time.
+
+        Returns false, with nothing taken over, where terms were added to an old row for an old variable.
+        """
+        new = np.array(terms[self.terms :], dtype=[("row", np.int32), ("column", np.int32), ("value", np.float64)])
+        old_row, old_column = new["row"] < self.rows, new["column"] < self.columns
+        if np.any(old_row & old_column):
+            return False
+        self._add_columns(columns, new[old_row])
+        self._add_rows(columns, least, new[~old_row])
+        self.rows, self.columns, self.terms = len(least), columns, len(terms)
+        return True
+
+    def _add_columns(self, columns: int, terms: np.ndarray) -> None:
+        """New variables, with their terms of old rows."""
+        if count := columns - self.columns:
+            places = (terms["row"], terms["column"] - self.columns)
+            matrix = csc_array(coo_array((terms["value"], places), shape=(self.rows, count)))
+            none = np.zeros(count)
+            self.highs.addCols(count, none, none, none, matrix.nnz, matrix.indptr[:-1], matrix.indices, matrix.data)
+
+    def _add_rows(self, columns: int, least: Sequence[float], terms: np.ndarray) -> None:
+        """New rows, with all of their terms."""
+        if count := len(least) - self.rows:
+            places = (terms["row"] - self.rows, terms["column"])
+            matrix = csr_array(coo_array((terms["value"], places), shape=(count, columns)))
+            lower, upper = np.array(least[self.rows :]), np.full(count, highspy.kHighsInf)
+            self.highs.addRows(count, lower, upper, matrix.nnz, matrix.indptr[:-1], matrix.indices, matrix.data)
+
+    def solution(self, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
+        """The optimum, or None where nothing satisfies all rows.  Raises NotSolved."""
+        numbers = np.arange(self.columns, dtype=np.int32)
+        self.highs.changeColsCost(self.columns, numbers, np.array(cost))
+        self.highs.changeColsBounds(self.columns, numbers, np.zeros(self.columns), np.array(most))
+        self.highs.run()
+        status = self.highs.getModelStatus()
+        # No cost is negative and no variable is below 0, so no program is unbounded.
+        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return None
-        if found.status != 0:
-            raise NotSolved(found.message)
-        return Solution(found.x, float(found.fun), -found.ineqlin.marginals)
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise NotSolved(self.highs.modelStatusToString(status))
+        found = self.highs.getSolution()
+        total = self.highs.getInfo().objective_function_value
+        return Solution(np.array(found.col_value), float(total), np.array(found.row_dual))
