@@ -108,6 +108,8 @@ def cell(value: Any) -> str:
 
 def plan_times(task: Task) -> Iterator[Result]:
     """Planning at a fraction, and at as many bytes as that fraction came to."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
     from memgraph.backend.budget import Bound
     from memgraph.backend.joint_graph import plan_partition
     from memgraph.backend.options import parse_options
@@ -117,13 +119,19 @@ def plan_times(task: Task) -> Iterator[Result]:
 
     joint, arguments = capture(task["layers"])
     stock = snapshot(joint)  # planning rewrites what it is given, and so does the stock split
-    _, inductor = cpu_seconds(lambda: compat.stock_partition(stock, None, **arguments))
+    with _use_lazy_graph_module(True):
+        _, inductor = cpu_seconds(lambda: compat.stock_partition(stock, None, **arguments))
     bound = Bound(fraction=FRACTION)
     for budget in (f"{FRACTION:g}", "the same in bytes"):
 
         def planning(bound: Bound = bound) -> Callable[[], Any]:
             graph = snapshot(joint)
-            return lambda: plan_partition(graph, None, parse_options({}), load("cpu"), bound, **arguments)
+
+            def plan() -> Any:
+                with _use_lazy_graph_module(True):  # as compile_fx has it: a graph's Python code is made when it runs
+                    return plan_partition(graph, None, parse_options({}), load("cpu"), bound, **arguments)
+
+            return plan
 
         call = planning()
         gc.collect()
