@@ -26,6 +26,7 @@ from memgraph.backend.tuning import tune
 from memgraph.backend.unplanned import unplanned_timeline
 from memgraph.base import compat
 from memgraph.base.errors import GraphError, OffloadError
+from memgraph.base.garbage import without_collections
 from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
 from memgraph.machine import caching_allocator, cuda_libraries
@@ -195,6 +196,7 @@ class Attempts:
             name=name_of_plan(plan.report),
         )
 
+    @without_collections()
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
         job, everything = self.job, lowered.partitioner.planned

@@ -17,9 +17,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,6 +32,7 @@ from memgraph.backend.progress import Progress
 from memgraph.backend.rules import warn_of_unmatched
 from memgraph.base import compat
 from memgraph.base.errors import GraphError, MemgraphError, OptionsError
+from memgraph.base.garbage import without_collections
 from memgraph.facts import kernel_scratch
 from memgraph.machine import cuda_libraries
 from memgraph.machine.hardware import Hardware, load, named
@@ -166,7 +166,7 @@ def captured(
     capture = _Capture(fn, target, task)
     token = _current.set(capture)
     try:
-        with compat.only_tracing(), _without_collections():
+        with compat.only_tracing(), without_collections():
             torch.compile(compat.uncompiled(fn), backend=_backend)(*args, **kwargs)
     except Exception:
         if not capture.found:  # else it is what ended the compilation, however Dynamo dressed it
@@ -176,23 +176,6 @@ def captured(
     if not capture.found:
         raise MemgraphError("torch.compile captured no graph of this function, so there is nothing to plan")
     return capture.found[0]
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Within it Python collects no garbage by itself.
-
-    Tracing makes millions of objects that live on, and each collection looks at all of them: a Llama of 32 layers was
-    captured in 22 s instead of 32.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _known(device: torch.device | str) -> torch.device:

@@ -16,6 +16,7 @@ from memgraph.backend.options import Options
 from memgraph.backend.progress import Progress
 from memgraph.base import compat
 from memgraph.base.fingerprint import source_fingerprint
+from memgraph.base.garbage import without_collections
 from memgraph.facts import kernel_scratch
 from memgraph.lower.order import KeepOrder
 from memgraph.lower.timeline import (
@@ -100,6 +101,7 @@ def refuses_cuda_graphs(options: Options, device: torch.device) -> bool:
     return device.type == "cuda" and bool(asked) and (options.budget is not None or bool(options.offload))
 
 
+@without_collections()
 def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: bool = True) -> tuple[Any, list[Graph]]:
     """Compile a graph, by a partitioner's plan or as plain Inductor does: (the callable, the graphs that were lowered).
 
@@ -204,6 +206,7 @@ def read_step(
     return step_timeline(forward, backward, links, dropped)
 
 
+@without_collections()
 def read_graphs(
     graphs: list[Graph],
     device: str,

@@ -20,6 +20,7 @@ from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
 from memgraph.base.errors import Binding, PlanError
+from memgraph.facts.alike import with_alike_layers
 from memgraph.facts.identity import Identity, read_identity
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
@@ -195,6 +196,8 @@ class Planning:
             repeatable=options.repeatable,
             dropped=self.dropped,
         )
+        if options.outline is not False and self.given is None:
+            facts = with_alike_layers(facts, joint.module, options.repeatable)
         facts = send_away(price_fusion(facts, self.hardware), options.rules)
         copies = options.recompute is None or options.recompute.copies
         # Without recomputation nothing is planned: a plan that is given needs Inductor's own choice to compare with.

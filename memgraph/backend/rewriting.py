@@ -20,7 +20,7 @@ from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Spl
 from memgraph.planner.decisions import Refusal
 from memgraph.verify.checks import structure
 from memgraph.verify.masks import verify_masks
-from memgraph.verify.rewrite import verify_graph, verify_partition
+from memgraph.verify.rewrite import NumberedJoint, verify_graph
 from memgraph.verify.tiles import verify_tiles
 
 Check: TypeAlias = Callable[[Any, Any, str], None]
@@ -94,17 +94,14 @@ def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
 def check_split(joint: fx.GraphModule, repeatable: Sequence[str]) -> Check:
     """Holds a forward and a backward against a joint graph as it was before anything was cut.
 
+    joint: it is numbered at the first check, once for all of them, and must not be rewritten from then on.
     repeatable: patterns of the operators that the user has declared repeatable.
     """
 
+    numbered = functools.cache(lambda: NumberedJoint(joint, repeatable))
+
     def check(before: Split, after: Split, pass_name: str) -> None:
-        verify_partition(
-            joint,
-            after.forward,
-            after.backward,
-            num_fwd_outputs=after.joint.num_fwd_outputs,
-            pass_name=pass_name,
-            repeatable=repeatable,
-        )
+        count = after.joint.num_fwd_outputs
+        numbered().verify(after.forward, after.backward, num_fwd_outputs=count, pass_name=pass_name)
 
     return check

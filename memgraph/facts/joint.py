@@ -50,6 +50,8 @@ class JointFacts:
     """Whether saved values outlive the backward (`retain_graph=True`)."""
     dropped: tuple[int, ...] = ()
     """Those of `forward_outputs` that the user does not hold any more when the backward begins."""
+    alike: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """Layers of the forward that are to be planned alike: by class, by layer, its values, which correspond by place."""
 
     @property
     def held_outputs(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memgraph.base import compat
 from memgraph.facts import kernel_scratch
 from memgraph.lower.tensors import Shadow, Storage, operator_outputs, resolve, span
 from memgraph.runtime.nvme import destination
@@ -29,6 +30,7 @@ class Memory:
         self._log, self._prefix, self._device, self._granularity = log, prefix, device, granularity
         self._so_far = so_far
         self._names: dict[str, int] = {}
+        self._fakes = compat.fake_mode()
         self.holders: list[tuple[int, str, str]] = []
         """How many allocations and frees came before, a storage that is counted, and the variable that names it now."""
 
@@ -62,7 +64,8 @@ class Memory:
         elif namespace == "higher_order" and name in ("run_and_save_rng_state", "run_with_rng_state"):
             return self._replay(target, name == "run_and_save_rng_state", args, kwargs)
         else:
-            outputs = operator_outputs(resolve(path), args, kwargs, functools.partial(self.storage, target))
+            new = functools.partial(self.storage, target)
+            outputs = operator_outputs(resolve(path), args, kwargs, new, self._fakes)
         self.storage(f"{name} scratch", self._scratch(path, args, kwargs, outputs), self._device)  # freed at once
         return outputs
 

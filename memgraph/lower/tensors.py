@@ -89,13 +89,15 @@ def reshaped(tensor: Shadow, size: Sequence[int]) -> Shadow:
     return view(tensor, size, [math.prod(size[place + 1 :]) for place in range(len(size))])
 
 
-def operator_outputs(op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage]) -> Any:
+def operator_outputs(
+    op: Callable[..., Any], args: Any, kwargs: Any, new_storage: Callable[[int, str], Storage], mode: Any = None
+) -> Any:
     """What an operator returns, found on fake tensors. Outputs that alias an input share its storage.
 
-    new_storage: makes a storage of so many bytes on a device.  Raises TypeError for an argument without a known shape,
-    and what the operator raises.
+    new_storage: makes a storage of so many bytes on a device.  mode: the fake tensors' (`compat.fake_mode`).
+    Raises TypeError for an argument without a known shape, and what the operator raises.
     """
-    with compat.fake_evaluation():
+    with compat.fake_evaluation(mode):
         fakes: list[torch.Tensor] = []  # kept alive, so that no two have the same id
         storages: dict[int, Storage] = {}
 

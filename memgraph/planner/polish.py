@@ -39,7 +39,7 @@ def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
     skipped: set[int] = set()
     while left > 0:
         saved, copies = frozenset(best.schedule.saved), best.schedule.copies
-        wanted = [i for i in _worth_saving(candidates, best) if i not in skipped]
+        wanted = [i for i in worth_saving(candidates, best) if i not in skipped]
         if not wanted:
             break
         low, high, fits = 1, len(wanted), 0
@@ -88,7 +88,7 @@ def sweeps(facts: JointFacts) -> int:
     return max(LEAST, EFFORT // max(1, len(facts.values)))
 
 
-def _worth_saving(candidates: Candidates, base: Candidate) -> list[int]:
+def worth_saving(candidates: Candidates, base: Candidate) -> list[int]:
     """Recomputed values that may be saved instead, dearest a byte first."""
     values = candidates.facts.values
     again = [
@@ -118,7 +118,7 @@ def changes(candidates: Candidates, base: Candidate) -> Iterator[frozenset[int]]
     """Saved sets that differ from the base by one value: saved, dropped, or exchanged for another."""
     values, saved = candidates.facts.values, frozenset(base.schedule.saved)
     droppable = [i for i in base.schedule.saved if _may_drop(candidates.facts, i)]
-    for i in _worth_saving(candidates, base):
+    for i in worth_saving(candidates, base):
         yield saved | {i}
     for i in sorted(droppable, key=lambda i: (-values[values[i].storage].bytes, i)):
         yield saved - {i}

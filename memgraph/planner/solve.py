@@ -7,6 +7,8 @@
 3. Polished (polish.py): single values are saved again while there is room.
 4. Offloaded (offload.py), where there are tiers: saved values leave the device instead.
 
+Where the facts say that layers are to be planned alike, alike.py mixes and polishes instead, if it finds a plan.
+
 Problem: minimise seconds over all sets of saved values, under a bound on the peak of the whole step.
 
 Why not a library: an integer program over summaries of regions was tried with HiGHS; it missed chains of recomputation
@@ -28,6 +30,7 @@ import itertools
 
 from memgraph.facts.joint import JointFacts
 from memgraph.planner import polish
+from memgraph.planner.alike import AlikePlanner
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
@@ -61,6 +64,7 @@ class Planner:
         self.stock = self.candidates.stock
         self.uniform = UniformChoices(self.candidates) if recompute else None
         self.relaxed = Relaxed(self.candidates) if recompute else None
+        self.alike = AlikePlanner(self.candidates, self.uniform) if self.uniform is not None and facts.alike else None
         self.offloader = Offloader(self.candidates, offload) if offload is not None and offload.tiers else None
         self.away = self._relaxed_with_tiers()
 
@@ -155,7 +159,10 @@ class Planner:
         return polish.lower(self.candidates, min([self.stock, *self._pool()], key=by_peak))
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:
-        """The fastest candidate under the bound by save and recompute alone."""
+        """The fastest candidate under the bound by save and recompute alone, with layers alike where that is asked."""
+        alike = None if self.alike is None else self.alike.best(bound)
+        if alike is not None:
+            return polish.copied(self.candidates, alike, bound)
         starts = {id(c): c for c in (self._mixed(uniform, bound), self._fastest(bound)) if c is not None}
         if not starts and self._lowest.peak <= bound:
             starts = {id(self._lowest): self._lowest}

@@ -80,30 +80,46 @@ def verify_partition(
     repeatable: patterns of custom operators that the user has declared repeatable; others may run only as often as
     `joint` runs them.
     """
-    _raise(pass_name, structure("forward", forward) + structure("backward", backward))
-    primals, late = split_inputs(joint)
-    _raise(pass_name, _forward_ends(forward, primals, num_fwd_outputs))
-    terms = Terms(repeatable)
-    old_history, history = History(terms), History(terms)
-    old = number(joint, [input_term(terms, node) for node in placeholders(joint)], old_history)
-    given = input_terms(terms, placeholders(forward), [input_term(terms, node) for node in primals])
-    fwd = number(forward, given, history, where="forward")
-    returned = fwd.returned(history.writes)
-    saved = in_backward_order(list(zip(fwd.outputs[num_fwd_outputs:], returned[num_fwd_outputs:], strict=True)))
-    _raise(pass_name, crossing(fwd.outputs[num_fwd_outputs:]) + _backward_ends(backward, len(saved), len(late)))
-    values = [term for _, term in saved] + [input_term(terms, node) for node in late]
-    bwd = number(backward, input_terms(terms, placeholders(backward), values), history, where="backward")
+    NumberedJoint(joint, repeatable).verify(forward, backward, num_fwd_outputs=num_fwd_outputs, pass_name=pass_name)
 
-    known = holders(old)
-    breaches = compare_backward_inputs(_own_inputs(backward), [value for value, _ in saved] + late)
-    first = Outputs(fwd, fwd.outputs[:num_fwd_outputs], returned[:num_fwd_outputs])
-    gradients = Outputs(bwd, bwd.outputs, bwd.returned(history.writes))
-    breaches += _compare_sides(old, old_history, first, gradients, known)
-    breaches += compare_histories(old_history, history, split=True)
-    breaches += metadata(fwd, known) + metadata(bwd, known)
-    breaches += bodies("forward", forward) + bodies("backward", backward)
-    breaches += copies(fwd) + copies(bwd)
-    _raise(pass_name, breaches)
+
+class NumberedJoint:
+    """A joint graph with the values of its nodes, numbered once for all forwards and backwards held against it."""
+
+    def __init__(self, joint: fx.GraphModule, repeatable: Sequence[str] = ()) -> None:
+        """repeatable: as of `verify_partition`."""
+        self.primals, self.late = split_inputs(joint)
+        self.terms = Terms(repeatable)
+        self.history = History(self.terms)
+        given = [input_term(self.terms, node) for node in placeholders(joint)]
+        self.numbered = number(joint, given, self.history)
+        self.known = holders(self.numbered)
+
+    def verify(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, *, num_fwd_outputs: int, pass_name: str
+    ) -> None:
+        """Raises VerifyError unless a forward and a backward together do what the joint graph does."""
+        _raise(pass_name, structure("forward", forward) + structure("backward", backward))
+        _raise(pass_name, _forward_ends(forward, self.primals, num_fwd_outputs))
+        terms, history, known, late = self.terms, History(self.terms), self.known, self.late
+        terms.forget_bodies()  # a pass may have rewritten one in place
+        given = input_terms(terms, placeholders(forward), [input_term(terms, node) for node in self.primals])
+        fwd = number(forward, given, history, where="forward")
+        returned = fwd.returned(history.writes)
+        saved = in_backward_order(list(zip(fwd.outputs[num_fwd_outputs:], returned[num_fwd_outputs:], strict=True)))
+        _raise(pass_name, crossing(fwd.outputs[num_fwd_outputs:]) + _backward_ends(backward, len(saved), len(late)))
+        values = [term for _, term in saved] + [input_term(terms, node) for node in late]
+        bwd = number(backward, input_terms(terms, placeholders(backward), values), history, where="backward")
+
+        breaches = compare_backward_inputs(_own_inputs(backward), [value for value, _ in saved] + late)
+        first = Outputs(fwd, fwd.outputs[:num_fwd_outputs], returned[:num_fwd_outputs])
+        gradients = Outputs(bwd, bwd.outputs, bwd.returned(history.writes))
+        breaches += _compare_sides(self.numbered, self.history, first, gradients, known)
+        breaches += compare_histories(self.history, history, split=True)
+        breaches += metadata(fwd, known) + metadata(bwd, known)
+        breaches += bodies("forward", forward) + bodies("backward", backward)
+        breaches += copies(fwd) + copies(bwd)
+        _raise(pass_name, breaches)
 
 
 def _raise(pass_name: str, breaches: Sequence[str]) -> None:

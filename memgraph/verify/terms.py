@@ -128,6 +128,10 @@ class Terms:
         known.append((value, self.make(Form.CONSTANT, key, len(known))))
         return known[-1][1]
 
+    def forget_bodies(self) -> None:
+        """Number each body anew when it is met again: it may have been rewritten since."""
+        self._bodies.clear()
+
     def body(self, module: fx.GraphModule) -> Term:
         """The structure of a body, whatever its nodes are called."""
         if id(module) in self._bodies:

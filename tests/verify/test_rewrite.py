@@ -9,8 +9,9 @@ import torch
 from torch import fx, nn
 
 from memgraph.base.errors import VerifyError
-from memgraph.verify.rewrite import snapshot, verify_graph
-from tests.support.splits import MODULES, X, after, calls, capture, graphsafe, recompute_mask, split_of
+from memgraph.verify.rewrite import NumberedJoint, snapshot, verify_graph
+from memgraph.verify.terms import Terms
+from tests.support.splits import MODULES, X, after, calls, capture, graphsafe, output, recompute_mask, split_of
 
 aten = torch.ops.aten
 
@@ -29,6 +30,34 @@ def test_a_copy_is_legal(name):
     split = split_of(name)
     for graph in (split.joint, split.forward, split.backward):
         verify_graph(graph, snapshot(graph), pass_name="copy")
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_many_splits_are_held_against_one_numbering(name):
+    """What one of them draws, writes or gets wrong is no matter of the next."""
+    split = split_of(name)
+    joint = NumberedJoint(split.joint)
+    told = {"num_fwd_outputs": split.count, "pass_name": "the pass"}
+    joint.verify(split.forward, split.backward, **told)
+    broken = split.copy()
+    node = next(node for node in reversed(calls(broken.backward)) if node in output(broken.backward).all_input_nodes)
+    node.replace_all_uses_with(after(node, aten.neg.default, node), delete_user_cb=lambda user: user.op == "output")
+    with pytest.raises(VerifyError):
+        joint.verify(broken.forward, broken.backward, **told)
+    joint.verify(split.forward, split.backward, **told)
+
+
+def test_a_body_that_was_rewritten_in_place_is_numbered_again():
+    body = fx.symbolic_trace(lambda x: torch.sin(x))
+    terms = Terms()
+    before = terms.body(body)
+    node = next(node for node in body.graph.nodes if node.op == "call_function")
+    node.target = torch.cos
+    terms.forget_bodies()
+    assert terms.body(body) is not before
+    node.target = torch.sin
+    terms.forget_bodies()
+    assert terms.body(body) is before
 
 
 def test_inductor_draws_seeds():

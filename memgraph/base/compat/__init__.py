@@ -35,6 +35,7 @@ from memgraph.base.compat.dynamo import (
 )
 from memgraph.base.compat.fake import (
     fake_evaluation,
+    fake_mode,
     fake_mode_of,
     is_fake,
     is_written_into,
@@ -157,6 +158,7 @@ __all__ = [
     "expression_text",
     "extract_forward_backward",
     "fake_evaluation",
+    "fake_mode",
     "fake_mode_of",
     "falls_back",
     "first_users_output",

@@ -1,0 +1,174 @@
+"""One decision for the corresponding values of many equal layers.
+
+    layers     0   1   2   3   4   5   6   7        the first layers save what a small choice saves,
+    saves      a   a   a   a   b   b   b   b        the others what a fast one saves
+
+Problem: layers with the same decisions become one body (facts/layers.py), so few different strategies are worth a
+little time. Which strategies, and how many layers take which?
+
+Why not a library: of strategies for equal layers under one bound, the best mixture takes two of them (a linear program
+with one constraint has a solution with two values that are not 0). What is left is to find two, and a number.
+
+Algorithm: each uniform choice (uniform.py) saves the same in all layers of a class. The first layers take a slower one,
+the others a faster one: bisection finds how many must. Then values are saved again, those first whose recomputation
+is dearest a byte: all that correspond in the layers of one strategy at once, and at the end of one group as many as the
+bound allows. So a class has three strategies at most, where polish.py may leave one for each layer.
+
+Oracle: tests/planner/test_alike.py compares it with the plan that is free to treat each layer by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from memgraph.facts.joint import JointFacts
+from memgraph.planner.candidates import Candidate, Candidates, by_time
+from memgraph.planner.polish import sweeps, worth_saving
+from memgraph.planner.uniform import UniformChoices
+
+# How many choices on either side of a bound are mixed with each other.
+NEIGHBOURS = 2
+# How many strategies of a class are tried in all of its layers, those of most layers first.
+TURNS = 2
+
+
+class AlikePlanner:
+    """Plans one joint graph for any bound, equal layers alike."""
+
+    def __init__(self, candidates: Candidates, uniform: UniformChoices) -> None:
+        self.candidates, self.uniform, self.facts = candidates, uniform, candidates.facts
+        self.borders = tuple(sorted({min(layer) for layers in self.facts.alike for layer in layers}))
+        """The first values of layers, in order."""
+        self.place = places(self.facts)
+
+    def best(self, bound: int) -> Candidate | None:
+        """The fastest candidate found under the bound; None where no uniform choice fits, nor a mixture of two."""
+        start = self._mixed(bound)
+        return None if start is None else self._split(self._filled(start, bound), bound)
+
+    def _mixed(self, bound: int) -> Candidate | None:
+        """The fastest uniform choice that fits, or mixture of one with a faster one that does not."""
+        found = self._even
+        fits = [candidate for candidate in found if candidate.peak <= bound]
+        large = sorted((c for c in found if c.peak > bound), key=lambda c: -c.seconds)[:NEIGHBOURS]
+        best = min(fits, key=by_time, default=None)
+        for slow in sorted(fits, key=by_time)[:NEIGHBOURS]:
+            for fast in large:
+                if fast.seconds < slow.seconds:
+                    mixed = self._bisected(slow, fast, bound)
+                    best = mixed if best is None else min([best, *([mixed] if mixed else [])], key=by_time)
+        return best
+
+    @functools.cached_property
+    def _even(self) -> tuple[Candidate, ...]:
+        """The uniform choices with one strategy in all layers of a class, of which none beats another.
+
+        The cut may take turns between two that cost the same.
+        """
+        found: dict[int, Candidate] = {}
+        for _, candidate in self.uniform.found:
+            taken = strategies(self.facts, candidate.schedule.saved)
+            often = [Counter(layers).most_common(TURNS) for layers in taken]
+            for turn in range(max(map(len, often))):
+                chosen = [some[min(turn, len(some) - 1)][0] for some in often]
+                even = self.candidates.of(self._everywhere(candidate, chosen), candidate.schedule.copies)
+                if even is not None:
+                    found[id(even)] = even
+        best: list[Candidate] = []
+        for candidate in sorted(found.values(), key=by_time):
+            if all(candidate.peak < other.peak for other in best):
+                best.append(candidate)
+        return tuple(best)
+
+    def _everywhere(self, base: Candidate, chosen: Sequence[frozenset[int]]) -> frozenset[int]:
+        """What a candidate saves outside of all layers, and in each layer what is chosen for its class."""
+        outside = {i for i in base.schedule.saved if i not in self.place}
+        pairs = zip(self.facts.alike, chosen, strict=True)
+        return frozenset(outside.union(layer[n] for layers, places in pairs for layer in layers for n in places))
+
+    def _bisected(self, slow: Candidate, fast: Candidate, bound: int) -> Candidate | None:
+        """What the slower choice saves in as few of the first layers as the bound allows, the faster in the rest."""
+        best, low, high = None, 0, len(self.borders) - 1
+        copies = max(slow.schedule.copies, fast.schedule.copies)
+        while low <= high:
+            middle = (low + high) // 2
+            border = self.borders[middle]
+            saved = {i for i in slow.schedule.saved if i < border} | {i for i in fast.schedule.saved if i >= border}
+            found = self.candidates.of(frozenset(saved), copies)
+            if found is not None and found.peak <= bound:
+                best = found if best is None else min(best, found, key=by_time)
+                high = middle - 1
+            else:
+                low = middle + 1
+        return best
+
+    def _filled(self, best: Candidate, bound: int) -> Candidate:
+        """The candidate with groups of values saved again, each whole, while there is room."""
+        left, skipped = sweeps(self.facts), set[frozenset[int]]()
+        while left > 0:
+            units = [unit for unit in self._units(best) if unit not in skipped]
+            low, high, fits = 1, len(units), 0
+            start = best
+            while low <= high and left > 0:
+                left -= 1
+                middle = (low + high) // 2
+                found = self._with(start, units[:middle])
+                if found is None or found.peak > bound:
+                    high = middle - 1
+                    continue
+                fits, low = middle, middle + 1
+                best = min(best, found, key=by_time)
+            if not units:
+                break
+            skipped.update(units[fits : fits + 1] if fits else units[:1])
+        return best
+
+    def _split(self, start: Candidate, bound: int) -> Candidate:
+        """The candidate with as many of the last values of one group saved again as the bound allows."""
+        best = start
+        for unit in self._units(start)[:NEIGHBOURS]:
+            members = sorted(unit, reverse=True)
+            low, high = 1, len(members) - 1
+            while low <= high:
+                middle = (low + high) // 2
+                found = self._with(start, [frozenset(members[:middle])])
+                if found is None or found.peak > bound:
+                    high = middle - 1
+                    continue
+                low = middle + 1
+                best = min(best, found, key=by_time)
+        return best
+
+    def _with(self, base: Candidate, units: Iterable[frozenset[int]]) -> Candidate | None:
+        saved = frozenset(base.schedule.saved).union(*units)
+        return self.candidates.of(saved, base.schedule.copies)
+
+    def _units(self, base: Candidate) -> list[frozenset[int]]:
+        """Recomputed values that may be saved instead, in groups that correspond, the dearest a byte first."""
+        saved = strategies(self.facts, base.schedule.saved)
+        units: defaultdict[object, list[int]] = defaultdict(list)
+        for i in worth_saving(self.candidates, base):  # in the order of their price
+            if i in self.place:
+                number, layer, group = self.place[i]
+                units[number, saved[number][layer], group].append(i)
+            else:
+                units[i].append(i)
+        return [frozenset(unit) for unit in units.values()]
+
+
+def places(facts: JointFacts) -> dict[int, tuple[int, int, int]]:
+    """By value of a layer: its class, its layer, its place among the layer's values."""
+    return {
+        i: (number, layer, group)
+        for number, layers in enumerate(facts.alike)
+        for layer, values in enumerate(layers)
+        for group, i in enumerate(values)
+    }
+
+
+def strategies(facts: JointFacts, saved: Iterable[int]) -> list[list[frozenset[int]]]:
+    """By class and layer, the places of the values that it saves."""
+    held = set(saved)
+    return [[frozenset(n for n, i in enumerate(layer) if i in held) for layer in layers] for layers in facts.alike]
