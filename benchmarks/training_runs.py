@@ -97,10 +97,14 @@ def _run(task: Task, environment: dict[str, str]) -> Result:
 
 
 def compared(row: Result, plain: Result) -> Result:
-    """The row of a run, with the largest difference of a loss from plain Inductor's, relative to it."""
+    """The row of a run, with the largest difference of a loss from plain Inductor's, relative to the largest of these.
+
+    (GRPO's first loss is zero.)
+    """
     if "losses" in row:
         pairs = zip(row["losses"], plain["losses"], strict=True)
-        row["difference"] = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
+        largest = max(max(map(abs, plain["losses"])), 1e-30)
+        row["difference"] = max(abs(mine - theirs) for mine, theirs in pairs) / largest
     return row
 
 

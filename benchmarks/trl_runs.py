@@ -137,6 +137,7 @@ def _trainer(run: str, folder: str) -> Any:
     if run == "dpo":
         columns = {name: [text(half) for _ in range(count)] for name in ("prompt", "chosen", "rejected")}
         data = Dataset.from_dict(columns)
+        given["ref_model"] = llama(2, VOCABULARY)  # by itself TRL looks for the model's name in the hub
         return trl.DPOTrainer(args=trl.DPOConfig(**arguments, max_length=TOKENS), train_dataset=data, **given)
     data = Dataset.from_dict({"prompt": [text(32) for _ in range(count)]})
     config = trl.GRPOConfig(**arguments, num_generations=4, max_completion_length=32)
