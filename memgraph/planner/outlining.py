@@ -10,8 +10,10 @@ from memgraph.planner.decisions import Refusal
 
 Asked = bool | Literal["auto"]
 
-# With "auto", layers become bodies where that spares at least this share of the operators of both graphs a compilation.
-WORTH = 0.25
+# With "auto", layers become bodies where that spares at least this share of the operators of both graphs a compilation,
+# and at least so many: Inductor takes some 6 ms an operator, and bodies have about ten kernels of their own, each of
+# which takes a C++ compiler a second (docs/decisions/0014). A Llama of 8 layers gains nothing, one of 32 a third.
+WORTH, LEAST_SAVED = 0.25, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ def decide(asked: Asked, forward: Layers, backward: Layers) -> Outlining:
     )
     if asked is True and not saved:
         return Outlining(refusals=(Refusal("outline", _why(forward, backward)),))
-    if not saved or (asked == "auto" and saved < WORTH * operators):
+    if not saved or (asked == "auto" and saved < max(LEAST_SAVED, WORTH * operators)):
         return Outlining()
     refusals = tuple(
         Refusal(f"outline:{side}", f"{alone.first} to {alone.last}, {alone.count} operators: {alone.reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memgraph.facts.layers import Alone, Layers
-from memgraph.planner.outlining import WORTH, decide
+from memgraph.planner.outlining import LEAST_SAVED, WORTH, decide
 
 OTHER = Alone("embedding", "add_3", 20, "embedding is another operator")
 
@@ -15,17 +15,22 @@ def layers(count: int, length: int, operators: int) -> Layers:
     return Layers((named,), (OTHER,), operators)
 
 
-MOST = layers(8, 20, 200)  # 140 of 200 need not be compiled
+MOST = layers(101, 20, 2100)  # 2,000 of 2,100 need not be compiled
 FEW = layers(3, 12, 1000)
+SHALLOW = layers(8, 20, 200)  # most of it, but not many
 
 
 def test_nothing_is_outlined_where_it_is_off():
     assert decide(False, MOST, MOST).bodies == 0
 
 
-@pytest.mark.parametrize("asked, side, bodies", [("auto", MOST, 2), ("auto", FEW, 0), (True, FEW, 2), (True, MOST, 2)])
+@pytest.mark.parametrize(
+    "asked, side, bodies",
+    [("auto", MOST, 2), ("auto", FEW, 0), ("auto", SHALLOW, 0), (True, FEW, 2), (True, MOST, 2), (True, SHALLOW, 2)],
+)
 def test_auto_asks_whether_it_pays(asked, side, bodies):
-    assert (side.operators - side.left >= WORTH * side.operators) == (side is MOST)
+    saved = side.operators - side.left
+    assert (saved >= WORTH * side.operators) == (side is not FEW) and (saved >= LEAST_SAVED) == (side is MOST)
     assert decide(asked, side, side).bodies == bodies
 
 
@@ -46,5 +51,5 @@ def test_no_equal_layers_are_refused_with_a_reason():
 
 def test_the_report_says_what_became_of_layers():
     assert decide("auto", MOST, Layers(operators=9)).note() == (
-        "outlined: 8 layers of the forward are 1 body (60 of 200 operators compiled)"
+        "outlined: 101 layers of the forward are 1 body (100 of 2100 operators compiled)"
     )
