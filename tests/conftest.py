@@ -2,7 +2,7 @@
 
 Every run has caches of its own: a plan or a kernel kept by an earlier run must not decide what a test sees. A graph
 that runs without a plan is a failure, unless the test expects the warning: a bug must not hide behind Inductor. The
-fast lane (`make test-fast`) draws few examples of each property.
+fast lane (`make test-fast`) draws few examples of each property, the whole more, `--hypothesis-profile default` all.
 """
 
 import atexit
@@ -16,6 +16,8 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("fast", max_examples=12)
+settings.register_profile("whole", settings(), max_examples=60)  # what `make test` has time for; "default" draws all
+settings.load_profile("whole")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["KINETO_LOG_LEVEL"] = "6"

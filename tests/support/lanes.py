@@ -11,7 +11,7 @@ USUAL = 100  # examples that Hypothesis draws where nothing is said
 
 
 def examples(full: int) -> int:
-    """As many examples as the full lane draws; in the fast one, as many percent of them as its profile draws."""
+    """As many examples as Hypothesis's default profile draws; in another one, as many percent of them as it draws."""
     return full if settings().max_examples == USUAL else max(2, full * settings().max_examples // USUAL)
 
 
