@@ -6,6 +6,7 @@ found from there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -67,19 +68,15 @@ class LinearProgram:
 
         Raises NotSolved.
         """
-        try:
-            return self._solved(cost, most)
-        except NotSolved:
-            if self._solver is None:
-                raise
-            self._solver = None  # the last optimum may be a bad place to begin
-            return self._solved(cost, most)
+        last, self._solver = self._solver, None
+        if last is not None and last.grown(len(self.cost), self.least, self._terms):
+            with contextlib.suppress(NotSolved):  # the last optimum may be a bad place to begin
+                return self._solved(last, cost, most)
+        new = _Solver()
+        new.grown(len(self.cost), self.least, self._terms)
+        return self._solved(new, cost, most)
 
-    def _solved(self, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
-        solver, self._solver = self._solver, None
-        if solver is None or not solver.grown(len(self.cost), self.least, self._terms):
-            solver = _Solver()
-            solver.grown(len(self.cost), self.least, self._terms)
+    def _solved(self, solver: _Solver, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
         found = solver.solution(cost, most)
         self._solver = solver
         return found

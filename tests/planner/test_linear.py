@@ -68,6 +68,21 @@ def _from_nothing(program, rows):
     return float(found.fun)
 
 
+def test_where_the_last_optimum_leads_nowhere_it_begins_anew(monkeypatch):
+    program = LinearProgram()
+    only = program.variable(cost=2.0)
+    program.row([(only, 1.0)], 0.25)
+    assert program.solve(program.cost, program.most).cost == pytest.approx(0.5)
+
+    def lost(cost, most):
+        raise NotSolved("numbers")
+
+    monkeypatch.setattr(program._solver, "solution", lost)
+    program.row([(only, 1.0)], 0.75)
+    assert program.solve(program.cost, program.most).cost == pytest.approx(1.5)
+    assert program.solve(program.cost, program.most).cost == pytest.approx(1.5)
+
+
 def test_a_program_that_is_not_solved_bounds_by_what_is_known_anyway():
     planner = Planner(chain([((n,), 100, 1e-6, True, None) for n in range(12)]))
     bounds = LowerBounds(planner.candidates)
