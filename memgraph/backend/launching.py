@@ -56,7 +56,10 @@ class Launching:
 
         Raises BudgetError, OffloadError, and whatever stands in the way of a plan.
         """
-        self.meter.run.stop_recording()  # kernels are tried while a graph is planned, which a profiler would forbid
+        with self.meter.run.compiling():
+            return self._first()
+
+    def _first(self) -> Callable[..., Any]:
         cuda_libraries.take_workspaces(self.job.device)
         if self.job.options.budget is None or isinstance(self.job.options.budget, float):
             # Such a plan does not depend on the bytes that are allocated when a launch begins.
@@ -159,10 +162,9 @@ class Launching:
 
     def _compiled(self, purpose: Purpose) -> Variant | None:
         assert self.known is not None and purpose.entry is not None
-        self.meter.run.stop_recording()
         job = dataclasses.replace(self.job, gm=self.known.copy())
         try:
-            with compat.compiling_again(self.known):
+            with self.meter.run.compiling(), compat.compiling_again(self.known):
                 return self.attempts(job, purpose).run()
         except (BudgetError, OffloadError, PlanError, RanksError):
             raise

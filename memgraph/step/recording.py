@@ -18,7 +18,7 @@ import enum
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -66,6 +66,12 @@ class Recorder(Protocol):
     def mark(self, launch: Any, moment: Moment) -> None:
         """Note that a moment of a launch has come."""
 
+    def pause(self) -> None:
+        """Let the thread compile: what it allocates until `resume` is no part of the round."""
+
+    def resume(self) -> None:
+        """Go on after a pause, from what is allocated now."""
+
     def stop(self) -> None:
         """End the recording: its launches have their marks then."""
 
@@ -73,11 +79,16 @@ class Recorder(Protocol):
 class CpuRecorder:
     """Records the thread that makes it, until `stop`. A profiler of torch must not run."""
 
-    def __init__(self, level: int, tensors: Iterable[torch.Tensor]) -> None:
-        """level: bytes allocated now.  tensors: the live ones, whose storages are watched."""
+    def __init__(self, level: int, live: Callable[[], Iterable[torch.Tensor]] = measure.live_tensors) -> None:
+        """level: bytes allocated now.  live: finds the live tensors, whose storages are watched."""
         self.thread = threading.current_thread()
-        self._level, self._marks = level, list[tuple[Any, Moment, int]]()
-        self._before = _storages(tensors)
+        self._live = live
+        self._level = self._peak = level
+        self._since: tuple[Any, Moment] | None = None
+        self._marks: list[tuple[Any, Moment, int]] = []
+        self._alive: Counter[int] = Counter()
+        self._before = _storages(self._live())
+        self._in_pause: Storages = {}
         compat.start_allocations()
 
     def mark(self, launch: Any, moment: Moment) -> None:
@@ -86,20 +97,37 @@ class CpuRecorder:
             self._marks.append((launch, moment, self._given_back()))
             torch.empty(_MARK, dtype=torch.uint8, device="cpu")
 
+    def pause(self) -> None:
+        """Let the thread compile: a profiler would forbid that kernels are tried."""
+        self.stop()
+        self._in_pause = _storages(self._live())
+
+    def resume(self) -> None:
+        """Go on after a pause: only what it has freed or left counts, as far as Python can reach that."""
+        for key, (reference, size) in self._in_pause.items():
+            if _freed(reference, size) and key not in self._before:  # what is in there `_given_back` tells
+                self._level -= size
+                self._alive[size] -= 1
+        for key, (reference, size) in _storages(self._live()).items():
+            if key not in self._in_pause or self._in_pause[key][0]() is not reference():
+                self._before[key] = reference, size
+                self._level += size
+        self._in_pause = {}
+        self._peak = max(self._peak, self._level)
+        compat.start_allocations()
+
     def stop(self) -> None:
         """End the recording: its launches have their marks then."""
-        level = peak = self._level
-        before, marks = None, iter(self._marks)
-        alive: Counter[int] = Counter()
+        marks, self._marks = iter(self._marks), []
         for change in compat.stop_allocations():
             if change == _MARK and (now := next(marks, None)) is not None:
                 launch, moment, given_back = now
-                level -= given_back
-                _note(Mark(launch, moment, level, peak, since=before))
-                before, peak = (launch, moment), level
-            elif change != -_MARK and _is_own(change, alive):
-                level += change
-                peak = max(peak, level)
+                self._level -= given_back
+                _note(Mark(launch, moment, self._level, self._peak, since=self._since))
+                self._since, self._peak = (launch, moment), self._level
+            elif change != -_MARK and _is_own(change, self._alive):
+                self._level += change
+                self._peak = max(self._peak, self._level)
 
     def _given_back(self) -> int:
         """Bytes of the watched storages that have gone, or have been emptied, since the mark before.
@@ -109,11 +137,16 @@ class CpuRecorder:
         """
         freed = 0
         for key, (reference, size) in list(self._before.items()):
-            storage = reference()
-            if storage is None or storage.nbytes() < size:
+            if _freed(reference, size):
                 del self._before[key]
                 freed += size
         return freed
+
+
+def _freed(reference: weakref.ref[torch.UntypedStorage], size: int) -> bool:
+    """Whether a storage has gone, or has been emptied."""
+    storage = reference()
+    return storage is None or storage.nbytes() < size
 
 
 def _is_own(change: int, alive: Counter[int]) -> bool:
@@ -129,8 +162,12 @@ def _is_own(change: int, alive: Counter[int]) -> bool:
     return True
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[weakref.ref[torch.UntypedStorage], int]]:
-    """The storages of `tensors` on the CPU, and their bytes."""
+Storages = dict[int, tuple[weakref.ref[torch.UntypedStorage], int]]
+"""By address, storages and their bytes."""
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Storages:
+    """The storages of `tensors` on the CPU."""
     found = {}
     for tensor in tensors:
         with contextlib.suppress(Exception):  # tensors that have no storage
@@ -165,6 +202,11 @@ class LaunchRecorder:
             peak = self._level + max(accumulate(changes, initial=0))
             self._level += sum(changes)
             self._note(Mark(launch, moment, self._level, peak, since=self._before))
+
+    def pause(self) -> None:
+        """Between launches, where graphs are compiled, nothing is recorded."""
+
+    resume = pause
 
     def _begins(self, launch: Any, moment: Moment) -> None:
         if self._running or compat.profiling():
@@ -204,6 +246,12 @@ class CudaRecorder:
         _note(Mark(launch, moment, level, highest if seen else level, seen, self._before))
         self._before = launch, moment
 
+    def pause(self) -> None:
+        """Let the thread compile: what it allocates until `resume` is no part of the round."""
+
+    def resume(self) -> None:
+        """Go on after a pause, from what is allocated now."""
+
     def stop(self) -> None:
         """End the recording: its launches have their marks then."""
 
@@ -227,4 +275,4 @@ def recorder(device: torch.device, level: int, *, within: bool) -> Recorder | No
     # The end of a recording must come on the same thread: only the main thread is sure to come again.
     if threading.current_thread() is not threading.main_thread():
         return None
-    return CpuRecorder(level, measure.live_tensors())
+    return CpuRecorder(level)

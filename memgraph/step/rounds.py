@@ -74,6 +74,7 @@ class Rounds:
         self._present: tuple[Chosen, ...] = ()
         self._tried: set[tuple[int, ...]] = set()
         self._learned: dict[tuple[int, Sizes], Known] = {}
+        run.recorded = self._warn_of_outside
 
     @property
     def planned(self) -> bool:
@@ -155,9 +156,20 @@ class Rounds:
         known = [launch.graph() for launch, _ in self._learned.get(place, [])]
         if known and known != [launch.graph() for launch in last]:
             del self._learned[place]
-        found = [(launch, launch.envelope) for launch in last if launch.envelope is not None and launch.recorded]
-        if len(found) == len(last):
+        if found := _recorded(last):
             self._learned[place] = found
+
+    def _warn_of_outside(self, ended: list[Launched]) -> None:
+        """Warn where what ran outside of the graphs of a round that was recorded passes the room by itself."""
+        known = _recorded(ended)
+        graphs: list[PlannedGraph] = [graph for launch, _ in known if (graph := launch.graph()) is not None]
+        same = len({(graph.room, launch.device) for graph, (launch, _) in zip(graphs, known, strict=False)}) == 1
+        if not known or len(graphs) < len(known) or not same or (len(known) == 1 and graphs[0].ends):
+            return
+        menus = _menus(graphs, known, offers=False)
+        if all(menus.values()):
+            first = known[0][0]
+            self._outside_alone(known, _launches(known, graphs, menus, first), graphs[0])
 
     def _choose(
         self, known: Known, graphs: list[PlannedGraph], first: Launched, asked: PlannedGraph
@@ -195,20 +207,37 @@ class Rounds:
 
     def _outside_alone(self, known: Known, launches: list[Launch], asked: PlannedGraph) -> bool:
         """Whether what runs outside of the graphs passes the room whatever they hold, which a warning says."""
-        reached = list(_outside(known, launches))
-        enough = _enough(launches, asked.room) + MARGIN
-        return telling.outside_alone(reached, asked.room, enough, asked.reserve, self.run.say_once)
+
+        def enough() -> int:
+            return _enough(launches, asked.room) + MARGIN
+
+        return telling.outside_alone(_outside(known, launches), asked.room, enough, asked.reserve, self.run.say_once)
+
+
+def _recorded(launches: list[Launched]) -> Known:
+    """The launches of a round with their envelopes; [] where not all of it was recorded."""
+    found = [(launch, launch.envelope) for launch in launches if launch.envelope is not None and launch.recorded]
+    return found if len(found) == len(launches) else []
 
 
 def _enough(launches: list[Launch], room: int) -> int:
     """A room that some choice of plans keeps, hardly more than the least."""
-    low, high = room, 2 * room
-    while not _is_kept(launches, high):
+    low, high, surely = room, 2 * room, _all_at_once(launches)
+    while high < surely and not _is_kept(launches, high):
         low, high = high, 2 * high
     while high - low > max(1, room // 1024):
         middle = (low + high) // 2
         low, high = (low, middle) if _is_kept(launches, middle) else (middle, high)
     return high
+
+
+def _all_at_once(launches: list[Launch]) -> int:
+    """A room that any choice of plans keeps: as if all launches held and reached their most at one time."""
+    found = sum(max(option.envelope.peak for option in launch.menu) for launch in launches)
+    return found + max(
+        max(launch.before_forward, launch.before_backward, 0) + max(launch.outside_forward, launch.outside_backward, 0)
+        for launch in launches
+    )
 
 
 def _is_kept(launches: list[Launch], room: int) -> bool:

@@ -6,11 +6,12 @@ micro-batch of it. What a round was is known only after it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class Run:
         self.ledger = Ledger()
         self._recorder: Recorder | None = None
         self._said: set[Hashable] = set()
+        self.recorded: Callable[[list[Launched]], None] = lambda round: None
+        """Called with a round that is over, and was recorded."""
         self.generation = 0
         """How many times an optimizer has made state for parameters that had none."""
 
@@ -100,6 +103,22 @@ class Run:
             found.stop()
             for launch in self.round:
                 telling.measured(launch, self.say_once)
+            if not self.depth():
+                self.recorded(self.round)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A graph is compiled meanwhile: a recording of this thread pauses."""
+        found = self._recorder
+        if found is None or found.thread is not threading.current_thread() or compat.in_backward():
+            yield
+            return
+        found.pause()
+        try:
+            yield
+        finally:
+            if found is self._recorder:
+                found.resume()
 
     def mark(self, launch: Launched, moment: Moment) -> None:
         """Tell the recording, if there is one."""

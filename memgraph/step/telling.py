@@ -75,11 +75,13 @@ def _part(moment: Moment) -> str:
     return "forward" if moment in (Moment.FORWARD, Moment.RETURN) else "backward"
 
 
-def outside_alone(marks: Iterable[tuple[Mark, int]], room: int, enough: int, reserve: int, say: Say) -> bool:
+def outside_alone(
+    marks: Iterable[tuple[Mark, int]], room: int, enough: Callable[[], int], reserve: int, say: Say
+) -> bool:
     """Warn where what runs outside of the graphs passes the room by itself; whether it does.
 
     marks: moments at which something had run outside, with what it reaches whatever the graphs hold.
-    enough: the room that would do.  reserve: bytes of a budget that are no room.
+    enough: finds the room that would do.  reserve: bytes of a budget that are no room.
     """
     mark, reached = max(marks, key=lambda pair: pair[1], default=(None, 0))
     if mark is None or reached <= room:
@@ -90,7 +92,7 @@ def outside_alone(marks: Iterable[tuple[Mark, int]], room: int, enough: int, res
         f"what runs outside of the compiled graphs, between the {before} and the {after}, takes "
         f"{format_size(mark.peak - mark.level)} and reaches {format_size(reached)} whatever the graphs "
         f"hold, above the budget of {format_size(room + reserve)}: no plan can help that. Compile it together with "
-        f"the graphs; else a budget of about {format_size(enough + reserve)} would do. The graphs run at their "
+        f"the graphs; else a budget of about {format_size(enough() + reserve)} would do. The graphs run at their "
         "lightest.",
     )
     return True

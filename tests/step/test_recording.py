@@ -17,7 +17,7 @@ def marks(work, alive, level=10 * MIB):
     That alone is watched: what another test has left may go meanwhile, and cycles of it go before.
     """
     gc.collect()
-    recorder = CpuRecorder(level, alive)
+    recorder = CpuRecorder(level, lambda: alive)
     launches = [SimpleNamespace(marks={}) for _ in work]
     for part, launch in zip(work, launches, strict=True):
         part()
@@ -73,6 +73,73 @@ def test_a_free_that_is_listed_with_the_size_of_a_block_of_long_ago_does_not_cou
     size = kept[0].nbytes
     found = marks([kept.clear], iter([*kept]))  # pytest would hold the list while it looks at an assertion
     assert found == [(10 * MIB - size, 10 * MIB)]
+
+
+def compile_meanwhile(recorder, work=lambda: None):
+    """`work` runs in a pause of the recording: no profiler is on."""
+    recorder.pause()
+    assert not torch.autograd._profiler_enabled()
+    work()
+    gc.collect()
+    recorder.resume()
+
+
+def recorded(*parts, alive=lambda: ()):
+    """As `marks`; the parts are given the recorder."""
+    gc.collect()
+    recorder = CpuRecorder(10 * MIB, alive)
+    launches = [SimpleNamespace(marks={}) for _ in parts]
+    for part, launch in zip(parts, launches, strict=True):
+        part(recorder)
+        recorder.mark(launch, Moment.FORWARD)
+    recorder.stop()
+    found = [launch.marks[Moment.FORWARD] for launch in launches]
+    assert [mark.since for mark in found] == [None, *((launch, Moment.FORWARD) for launch in launches[:-1])]
+    return [(mark.level // MIB, mark.peak // MIB) for mark in found]
+
+
+def test_what_a_compilation_allocates_for_a_moment_is_no_part_of_a_round():
+    found = recorded(lambda recorder: compile_meanwhile(recorder, full), lambda _: full())
+    assert found == [(10, 10), (10, 13)]
+
+
+def test_what_was_made_before_a_pause_counts_until_it_goes():
+    """The saved tensors of a launch, of which Python does not know: the next graph is compiled while they stand."""
+    leaf = torch.ones(MIB, requires_grad=True)
+    saved = []
+    found = recorded(
+        lambda _: saved.append((leaf * 1).pow(2)),  # 4 MiB that autograd holds, and 4 MiB
+        compile_meanwhile,
+        lambda _: saved.clear(),
+    )
+    assert found == [(18, 18), (18, 18), (10, 18)]
+
+
+def test_what_goes_or_comes_in_a_pause_counts():
+    kept = []
+
+    def exchange():
+        kept.clear()
+        kept.append(torch.empty(MIB, dtype=torch.uint8))
+
+    found = recorded(
+        lambda _: kept.append(full()),
+        lambda recorder: compile_meanwhile(recorder, exchange),
+        lambda _: kept.clear(),
+        alive=lambda: list(kept),
+    )
+    assert found == [(13, 13), (11, 13), (10, 11)]
+
+
+def test_what_was_there_before_and_goes_in_a_pause_counts_once():
+    kept = [full()]
+    found = recorded(
+        lambda _: None,
+        lambda recorder: compile_meanwhile(recorder, kept.clear),
+        lambda _: full(),
+        alive=lambda: list(kept),
+    )
+    assert found == [(10, 10), (7, 10), (7, 10)]
 
 
 def test_so_it_is_within_launches():

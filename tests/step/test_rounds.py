@@ -252,3 +252,28 @@ def test_a_choice_that_takes_too_long_is_none(monkeypatch):
     world = World(130 * KIB)
     graphs = layers(world, 4)
     assert max(step(world, graphs) for _ in range(3)) <= 130 * KIB
+
+
+def test_so_is_one_that_names_what_runs_outside(monkeypatch):
+    def late(*_):
+        raise Unsolved("time limit")
+
+    monkeypatch.setattr("memgraph.step.rounds.choose", late)
+    world = World(100 * KIB)
+    with pytest.warns(PlanWarning, match="a budget of about .* would do"):
+        step(world, layers(world, 4), outside=105 * KIB)
+
+
+def test_a_round_is_known_though_a_graph_was_compiled_in_it():
+    """Dynamo compiles the second graph of a step once the first one was launched."""
+    world = World(1000 * KIB)
+    graphs = layers(world, 2)
+    x = torch.ones(1, requires_grad=True)
+    for graph in graphs:
+        with world.run.compiling():
+            torch.empty(400 * KIB, dtype=torch.uint8)
+        (x,) = graph.launch(x)
+    x.sum().backward()
+    world.run.stop_recording()
+    assert [launch.recorded for launch in world.run.round] == [True, True, True]
+    assert max(mark.peak for launch in world.run.round for mark in launch.marks.values()) < 400 * KIB
