@@ -7,6 +7,7 @@ fast lane (`make test-fast`) draws few examples of each property, the whole more
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -27,6 +28,10 @@ _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+if gold := shutil.which("ld.gold"):  # GNU ld takes a quarter of the time in which a kernel is compiled; gold, little
+    os.mkdir(f"{_folder}/linker")
+    os.symlink(gold, f"{_folder}/linker/ld")
+    os.environ["COMPILER_PATH"] = f"{_folder}/linker"  # where g++ looks for it first
 
 
 LONG = {"inductor": 30, "slow": 15}  # seconds of such a test, about; of any other 0.1
@@ -42,7 +47,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leave what torch and the tests' modules are made of to no garbage collection: a full one takes a second else."""
+    """Keep the tests from work that no user's process does.
+
+    What torch and the tests' modules are made of is left to no garbage collection: a full one takes a second else. And
+    pytest catches the records of all loggers that do not propagate; of torch's structured trace, for which every graph
+    is printed where somebody listens, it shall not.
+    """
+    logging.getLogger("torch.__trace").propagate = True
     gc.collect()
     gc.freeze()
 

@@ -26,7 +26,7 @@ from tests.support.models import MORE
 
 HOST = Tiers((Tier("host", 1e10, 1e10),))
 # All families of the zoo with all levers: test_zoo.py with MEMGRAPH_ZOO=all.
-PLACES = [*((name, "nvme") for name in ("gpt2", "bert", "vit", "t5", *MORE)), ("llama", "host"), ("t5", "host")]
+PLACES = [*((name, "nvme") for name in ("gpt2", "bert", "vit", "t5", *MORE)), ("llama", "host")]
 NVME = Tiers((Tier("nvme", 1e9, 1e9),))
 
 

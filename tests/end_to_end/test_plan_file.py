@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import memgraph
 from memgraph.planner.solve import Planner
 from tests.end_to_end.test_inductor import Stack, compiled_step
-from tests.support import ROOT
+from tests.support.processes import in_a_process
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 
@@ -35,8 +31,7 @@ def planned(folder: str) -> None:
 
 
 def test_a_plan_of_another_process_is_used_as_it_is(tmp_path, monkeypatch):
-    code = f"from tests.end_to_end.test_plan_file import planned; planned({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=dict(os.environ), check=True)
+    in_a_process(planned, str(tmp_path))
     theirs = torch.load(tmp_path / "found.pt")
     path = str(tmp_path / "plan.json")
     made = memgraph.Plan.load(path)

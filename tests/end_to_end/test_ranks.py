@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.support.processes import context
+
 pytestmark = [
     pytest.mark.inductor,
     pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
@@ -46,16 +48,11 @@ def step_of(model, x, how):
     torch.compile(model, **how)(x).backward()
 
 
-def of_rank(rank, folder, case):
-    """What happens on one rank, written to a file."""
+def of_case(rank, **options):
+    """What one rank is told of a plan, or of its refusal."""
     import memgraph
 
-    os.environ |= {
-        "MEMGRAPH_CACHE": f"{folder}/memgraph-{rank}",
-        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor-{rank}",
-    }
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch._dynamo.reset()
     torch.manual_seed(rank)
     model = Parallel()
     torch.manual_seed(5)
@@ -63,12 +60,8 @@ def of_rank(rank, folder, case):
     wanted = loss_and_gradients(model, x)
     model.zero_grad()
     others = torch.zeros(rank * MORE, dtype=torch.uint8)  # the second rank has less room
-    options = {"budget": BUDGET, "strict": True}
-    if case == "differ":
-        options["rules"] = {"*up.0": "recompute" if rank else "save"}
-    told = {}
+    how = {"backend": "memgraph", "options": {"budget": BUDGET, "strict": True, **options}}
     try:
-        how = {"backend": "memgraph", "options": options}
         found = loss_and_gradients(model, x, **how)
         close = all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(wanted, found, strict=True))
         model.zero_grad()
@@ -76,31 +69,47 @@ def of_rank(rank, folder, case):
         # On a busy machine gloo holds what it has sent for longer: up to 13 tensors of 96 KiB were seen above
         # what is planned. So the lowest of some steps is the plan's.
         peak = min(memgraph.measure_peak(lambda: step_of(model, x, how)) for _ in range(5))
-        report = memgraph.report()
-        told = {
-            "decisions": [(decision.name, repr(decision.action)) for decision in report.decisions],
-            "rank": (report.rank, memgraph.step_report().rank),
-            "level": report.baseline,
-            "peak": peak,
-            "unplanned": report.unplanned_peak,
-            "close": close,
-        }
     except memgraph.MemgraphError as error:
-        told = {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {error}"}
+    report = memgraph.report()
+    return {
+        "decisions": [(decision.name, repr(decision.action)) for decision in report.decisions],
+        "rank": (report.rank, memgraph.step_report().rank),
+        "level": report.baseline,
+        "peak": peak,
+        "unplanned": report.unplanned_peak,
+        "close": close,
+        "others": others.nbytes,
+    }
+
+
+def of_rank(rank, folder):
+    """What happens on one rank, written to a file."""
+    os.environ |= {
+        "MEMGRAPH_CACHE": f"{folder}/memgraph-{rank}",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor-{rank}",
+    }
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    told = {"plain": of_case(rank), "differ": of_case(rank, rules={"*up.0": "recompute" if rank else "save"})}
     with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(told | {"others": others.nbytes}, file)
+        json.dump(told, file)
     dist.barrier()
     os._exit(0)  # not by way of what other tests have left to the interpreter's end
 
 
-def on_both_ranks(folder, case):
-    torch.multiprocessing.spawn(of_rank, (str(folder), case), nprocs=2)
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What both ranks were told, in both cases."""
+    folder = tmp_path_factory.mktemp("ranks")
+    context()
+    torch.multiprocessing.start_processes(of_rank, (str(folder),), nprocs=2, start_method="forkserver")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.timeout(900)
-def test_both_ranks_run_the_plan_of_the_tighter_one(tmp_path):
-    loose, tight = on_both_ranks(tmp_path, "plain")
+def test_both_ranks_run_the_plan_of_the_tighter_one(ranks):
+    loose, tight = (told["plain"] for told in ranks)
     assert "error" not in loose and "error" not in tight, (loose, tight)
     assert loose["close"] and tight["close"] and max(loose["peak"], tight["peak"]) <= BUDGET
     assert loose["decisions"] == tight["decisions"] and loose["level"] == tight["level"]
@@ -110,6 +119,6 @@ def test_both_ranks_run_the_plan_of_the_tighter_one(tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_ranks_whose_plans_differ_refuse(tmp_path):
-    outcomes = on_both_ranks(tmp_path, "differ")
-    assert all("RanksError" in told["error"] and "the ranks differ in the plan" in told["error"] for told in outcomes)
+def test_ranks_whose_plans_differ_refuse(ranks):
+    errors = [told["differ"]["error"] for told in ranks]
+    assert all("RanksError" in error and "the ranks differ in the plan" in error for error in errors)

@@ -32,7 +32,6 @@ def told(name, fraction, **options):
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 print(told("t5", 0.6, tile=True))
-print(told("gpt_oss", None, tile={"mlp": 3, "loss": 2}))
 """
 
 
