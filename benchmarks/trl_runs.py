@@ -75,10 +75,11 @@ def measure(task: Task) -> Iterator[Result]:
     import memgraph
     from memgraph.integrations.transformers import MemgraphCallback
 
-    hook, told, peaks, losses = training_runs.counters(), [], [], []
+    hook, told, peaks, losses, begun = training_runs.counters(), [], [], [], []
 
     class Watch(TrainerCallback):
         def on_step_begin(self, *args: Any, **others: Any) -> None:
+            begun.append(len(begun) + 1)
             hook.mh_reset()
 
         def on_pre_optimizer_step(self, *args: Any, **others: Any) -> None:
@@ -90,7 +91,7 @@ def measure(task: Task) -> Iterator[Result]:
 
     def tell(message: Any, kind: type[Warning], *where: Any) -> None:
         if issubclass(kind, memgraph.PlanWarning):
-            told.append((len(peaks) + 1, str(message)))
+            told.append((len(begun), str(message)))
 
     torch.manual_seed(0)
     warnings.showwarning = tell

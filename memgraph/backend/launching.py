@@ -89,11 +89,20 @@ class Launching:
         )
 
     def _started(self, entry: Entry) -> Callable[..., Any]:
+        assert self.known is not None
         together = not self.ends or self.meter.run.depth() > 0
-        attempts = self.attempts(self.job, self._purpose(entry, self.job.inputs, offers=together))
-        first = attempts.run()
+        purpose = self._purpose(entry, self.job.inputs, offers=together)
+        attempts, refused = self.attempts(self.job, purpose), None
+        ahead = any(map(compat.is_fake, self.meter.arguments.leaves(self.job.inputs)[:1]))
+        try:
+            first = attempts.run()
+        except BudgetError as error:
+            if not ahead:
+                raise
+            refused, purpose = error, dataclasses.replace(purpose, budget=error.minimum)
+            first = self.attempts(dataclasses.replace(self.job, gm=self.known.copy()), purpose).run()
         self.budget = attempts.job.budget
-        if self.known is None or self.budget is None:
+        if self.budget is None:
             return first.call
         self.job = dataclasses.replace(self.job, gm=self.known.graph, inputs=self.known.inputs)
         self.sizes.append(entry.sizes)
@@ -109,6 +118,9 @@ class Launching:
             reserve=reserve,
             alike=alike,
         )
+        if ahead:  # DDP has all graphs of its step compiled before the first one runs
+            self.graph.refused, self.graph.gradients = refused, purpose.gradients
+            self.graph.rounds.compiled_ahead(self.graph)
         return called(self.graph)
 
     def make(self, entry: Entry, args: Sequence[Any], dropped: Dropped = ()) -> Variant | None:

@@ -70,6 +70,10 @@ class StepGraph:
         self.name, self.reserve, self.alike = name, reserve, alike
         self.first: Entry | None = None
         """The entry of its first launch."""
+        self.refused: BudgetError | None = None
+        """Why it may not run, where it was compiled before any graph of its step was launched."""
+        self.gradients = 0
+        """Bytes of the gradients that its backward makes, where it was compiled so."""
         self._forecasts: tuple[OptimizerForecast, ...] = ()
         """The forecasts that were last held against the budget."""
         self.variants = [first]
@@ -102,6 +106,7 @@ class StepGraph:
         if self.meter.forecasts is not self._forecasts:
             self._forecasts = self.meter.forecasts
             telling.optimizers(entry.level - entry.others, self._forecasts, self.room + self.reserve, run.say_once)
+        self.rounds.begins(self, entry)
         launch = run.begin(self, entry)
         try:
             variant = self._together(args, launch) or self._alone(launch.entry, args, launch)

@@ -42,6 +42,8 @@ class PlannedGraph(Protocol):
     ends: bool
     alike: bool
     """Other processes run it by the same plan."""
+    refused: BudgetError | None
+    gradients: int
     variants: list[Variant]
     offers: list[Offer]
 
@@ -74,7 +76,8 @@ class Rounds:
         self._present: tuple[Chosen, ...] = ()
         self._tried: set[tuple[int, ...]] = set()
         self._learned: dict[tuple[int, Sizes], Known] = {}
-        run.recorded = self._warn_of_outside
+        self._ahead: list[weakref.ref[PlannedGraph]] = []
+        run.tell_recorded(self._warn_of_outside)
 
     @property
     def planned(self) -> bool:
@@ -84,6 +87,27 @@ class Rounds:
     def learns(self, graph: PlannedGraph, launch: Launched) -> bool:
         """Whether the round that a launch begins is not known yet."""
         return not self._present and (id(graph), launch.entry.sizes) not in self._learned
+
+    def compiled_ahead(self, graph: PlannedGraph) -> None:
+        """A graph of a step was compiled before the first one of that step runs; in the order of the forwards."""
+        self._ahead.append(weakref.ref(graph))
+
+    def begins(self, graph: PlannedGraph, entry: Entry) -> None:
+        """Refuse a step of graphs that were compiled ahead before its first launch, if one of them keeps no budget.
+
+        Raises BudgetError with a minimum for all of them.
+        """
+        step = [other for reference in self._ahead if (other := reference()) is not None]
+        if not any(other is graph for other in step):
+            return
+        self._ahead = []
+        refused = [other.refused for other in step if other.refused is not None]
+        if refused:
+            hardest = max(refused, key=lambda error: error.minimum)
+            launches = _one_after_another(step, entry)
+            if not all(launch.menu for launch in launches):  # what one of them takes is not known
+                raise hardest
+            raise _refusal(launches, entry, graph, at_least=hardest.minimum)
 
     def chosen(self, graph: PlannedGraph, launch: Launched) -> Variant | None:
         """The plan that was chosen for a launch; None where the round is not known, or goes another way now.
@@ -248,13 +272,29 @@ def _is_kept(launches: list[Launch], room: int) -> bool:
         return False
 
 
-def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph) -> BudgetError:
+def _one_after_another(graphs: list[PlannedGraph], entry: Entry) -> list[Launch]:
+    """Graphs of which none was launched yet, as a round: forwards in their order, backwards in the other one.
+
+    entry: of the first one.
+    """
+    later, found = sum(graph.gradients for graph in graphs), []
+    for number, graph in enumerate(graphs):
+        later -= graph.gradients
+        plans = [(variant, envelope) for variant in graph.variants for envelope in variant.envelopes.values()]
+        menu = tuple(Option(envelope, variant.seconds) for variant, envelope in plans)
+        others = tuple(range(number))
+        found.append(Launch(id(graph), menu, entry.lasting, entry.lasting + later, others, others))
+    return found
+
+
+def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph, *, at_least: int = 0) -> BudgetError:
     """The error of a round that no choice of plans keeps within the room.
 
     launches: with compiled plans alone, so that the budget that it names is kept: offers are estimates.
+    at_least: bytes below which a budget is too small anyway.
     """
     return BudgetError(
-        minimum=_enough(launches, graph.room) + MARGIN + graph.reserve,
+        minimum=max(at_least, _enough(launches, graph.room) + MARGIN + graph.reserve),
         budget=graph.room + graph.reserve,
         baseline=entry.level,
         to_come=entry.to_come,

@@ -41,10 +41,13 @@ class Run:
         self.ledger = Ledger()
         self._recorder: Recorder | None = None
         self._said: set[Hashable] = set()
-        self.recorded: Callable[[list[Launched]], None] = lambda round: None
-        """Called with a round that is over, and was recorded."""
+        self._recorded: weakref.WeakMethod[Callable[[list[Launched]], None]] | None = None
         self.generation = 0
         """How many times an optimizer has made state for parameters that had none."""
+
+    def tell_recorded(self, method: Callable[[list[Launched]], None]) -> None:
+        """Have a method called, for as long as its object lives, with each round that was recorded and is over."""
+        self._recorded = weakref.WeakMethod(method)
 
     def depth(self) -> int:
         """How many launches are open: their saved values are allocated."""
@@ -103,8 +106,9 @@ class Run:
             found.stop()
             for launch in self.round:
                 telling.measured(launch, self.say_once)
-            if not self.depth():
-                self.recorded(self.round)
+            told = None if self._recorded is None else self._recorded()
+            if told is not None and not self.depth():
+                told(self.round)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:

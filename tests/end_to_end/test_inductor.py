@@ -11,6 +11,7 @@ from torch._inductor.codecache import PyCodeCache
 
 import memgraph
 from memgraph.machine.measure import peak_above_start
+from memgraph.step import run
 from tests.support.models import build
 from tests.support.processes import in_a_process
 
@@ -54,6 +55,7 @@ def compiled_step(module, inputs, **options):
     loss = step().detach()
     found = [loss, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
     module.zero_grad(set_to_none=True)
+    run.current().stop_recording()  # a process has one profiler
     peak = peak_above_start(step, "cpu")
     module.zero_grad(set_to_none=True)
     return call, found, peak

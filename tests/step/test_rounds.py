@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step.joint import Unsolved
+from memgraph.step.rounds import MARGIN
 from memgraph.step.variants import Envelope, Variant
 from tests.step.toys import KIB, LIGHT, CountingMeter, Toy, World, layers, plan, step
 from tests.support.lanes import examples
@@ -262,6 +263,37 @@ def test_so_is_one_that_names_what_runs_outside(monkeypatch):
     world = World(100 * KIB)
     with pytest.warns(PlanWarning, match="a budget of about .* would do"):
         step(world, layers(world, 4), outside=105 * KIB)
+
+
+def ahead(room, refused):
+    """A world with three graphs that were compiled before the first one runs; `refused`: the last one does not fit."""
+    world = World(room)
+    graphs = [world.graph([plan(40, 30, 60, 1.0)], ends=False) for _ in range(2)]
+    graphs.append(world.graph([plan(40, 30, 120, 1.0)], ends=True))
+    for graph in graphs:
+        graph.gradients = 8 * KIB
+        world.rounds.compiled_ahead(graph)
+    if refused:
+        graphs[-1].refused = BudgetError(minimum=120 * KIB)
+    return world, graphs
+
+
+def test_graphs_compiled_ahead_are_refused_before_the_first_runs_with_what_all_of_them_need():
+    world, graphs = ahead(100 * KIB, refused=True)
+    with pytest.raises(BudgetError) as caught:
+        step(world, graphs)
+    assert not world.run.round and not world.device.level
+    # the last one's backward, while the first two hold
+    assert 180 * KIB <= caught.value.minimum <= 181 * KIB + MARGIN
+    enough, others = ahead(caught.value.minimum, refused=False)
+    for _ in range(3):
+        assert step(enough, others) <= 180 * KIB
+
+
+def test_what_is_compiled_ahead_and_fits_runs():
+    world, graphs = ahead(200 * KIB, refused=False)
+    assert step(world, graphs) <= 181 * KIB
+    assert len(world.run.round) == 3
 
 
 def test_a_round_is_known_though_a_graph_was_compiled_in_it():
