@@ -93,7 +93,8 @@ class Launching:
         together = not self.ends or self.meter.run.depth() > 0
         purpose = self._purpose(entry, self.job.inputs, offers=together)
         attempts, refused = self.attempts(self.job, purpose), None
-        ahead = any(map(compat.is_fake, self.meter.arguments.leaves(self.job.inputs)[:1]))
+        leaves = self.meter.arguments.leaves(self.job.inputs)
+        ahead = any(map(compat.is_fake, leaves[:1]))  # DDP has all graphs of its step compiled before the first runs
         try:
             first = attempts.run()
         except BudgetError as error:
@@ -118,8 +119,8 @@ class Launching:
             reserve=reserve,
             alike=alike,
         )
-        if ahead:  # DDP has all graphs of its step compiled before the first one runs
-            self.graph.refused, self.graph.gradients = refused, purpose.gradients
+        if ahead:
+            self.graph.refused, self.graph.gradients = refused, sum(leaf.nbytes for leaf in leaves)
             self.graph.rounds.compiled_ahead(self.graph)
         return called(self.graph)
 

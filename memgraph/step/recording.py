@@ -5,9 +5,9 @@
 
 On CUDA the allocator's counters are read at each mark; a peak below one that was reached before is not seen. On the
 CPU, where there are none, torch's older profiler lists the allocations of the thread, and a mark is an allocation of a
-size of its own among them. It runs through a round of several graphs, and within the launches alone of a graph that
-ends its rounds: between those a profiler of the user's may start. Few rounds of a run are recorded, and no other one
-pays for it.
+size of its own among them; it pauses while a graph is compiled. It runs through a round of several graphs, and within
+the launches alone of a graph that ends its rounds: between those a profiler of the user's may start. Few rounds of a
+run are recorded, and no other one pays for it.
 """
 
 from __future__ import annotations

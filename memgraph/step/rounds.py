@@ -275,22 +275,24 @@ def _is_kept(launches: list[Launch], room: int) -> bool:
 def _one_after_another(graphs: list[PlannedGraph], entry: Entry) -> list[Launch]:
     """Graphs of which none was launched yet, as a round: forwards in their order, backwards in the other one.
 
-    entry: of the first one.
+    Offers are on the menus as well: what was compiled so far was made for one graph alone.  entry: of the first one.
     """
     later, found = sum(graph.gradients for graph in graphs), []
     for number, graph in enumerate(graphs):
         later -= graph.gradients
-        plans = [(variant, envelope) for variant in graph.variants for envelope in variant.envelopes.values()]
-        menu = tuple(Option(envelope, variant.seconds) for variant, envelope in plans)
-        others = tuple(range(number))
-        found.append(Launch(id(graph), menu, entry.lasting, entry.lasting + later, others, others))
+        plans = [(envelope, variant.seconds) for variant in graph.variants for envelope in variant.envelopes.values()]
+        plans += [(offer.envelope, offer.seconds) for offer in graph.offers]
+        menu = tuple(Option(envelope, seconds) for envelope, seconds in plans)
+        level, others = entry.lasting + later, tuple(range(number))  # the check of a launch adds later ones as well
+        found.append(Launch(id(graph), menu, level, level, others, others))
     return found
 
 
 def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph, *, at_least: int = 0) -> BudgetError:
     """The error of a round that no choice of plans keeps within the room.
 
-    launches: with compiled plans alone, so that the budget that it names is kept: offers are estimates.
+    launches: of a round that was recorded with compiled plans alone, so that the budget that it names is kept: offers
+    are estimates.
     at_least: bytes below which a budget is too small anyway.
     """
     return BudgetError(
