@@ -100,7 +100,8 @@ class Launching:
         except BudgetError as error:
             if not ahead:
                 raise
-            refused, purpose = error, dataclasses.replace(purpose, budget=error.minimum)
+            refused = error.with_traceback(None)  # which would keep what the compilation has left
+            purpose = dataclasses.replace(purpose, budget=error.minimum)
             first = self.attempts(dataclasses.replace(self.job, gm=self.known.copy()), purpose).run()
         self.budget = attempts.job.budget
         if self.budget is None:

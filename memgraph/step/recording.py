@@ -236,21 +236,26 @@ class CudaRecorder:
         self._device = device
         self._before: tuple[Any, Moment] | None = None
         _, self._highest = counters(device)
+        self._reached = 0  # between the last mark and a pause, where that was seen
 
     def mark(self, launch: Any, moment: Moment) -> None:
         """Note that a moment of a launch has come."""
         level, highest = counters(self._device)
         # Lower than it was: the user has reset it since the mark before.
-        seen = highest != self._highest
-        self._highest = highest
-        _note(Mark(launch, moment, level, highest if seen else level, seen, self._before))
+        peak = max(self._reached, highest if highest != self._highest else 0)
+        self._highest, self._reached = highest, 0
+        _note(Mark(launch, moment, level, peak or level, peak > 0, self._before))
         self._before = launch, moment
 
     def pause(self) -> None:
-        """Let the thread compile: what it allocates until `resume` is no part of the round."""
+        """Let the thread compile: what it allocates until `resume`, as where kernels are tried, counts for nothing."""
+        _, highest = counters(self._device)
+        if highest != self._highest:
+            self._reached = max(self._reached, highest)
 
     def resume(self) -> None:
-        """Go on after a pause, from what is allocated now."""
+        """Go on after a pause: the highest level so far may be one that the compilation has reached."""
+        _, self._highest = counters(self._device)
 
     def stop(self) -> None:
         """End the recording: its launches have their marks then."""

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from memgraph.step import recording
 from memgraph.step.recording import CpuRecorder, LaunchRecorder, Moment
 from tests.support.blocks import at_an_address_that_was_recorded
 
@@ -157,3 +158,32 @@ def test_so_it_is_within_launches():
     found = [(mark.level, mark.peak) for mark in launch.marks.values()]
     level, more = 10 * MIB, 13 * MIB
     assert found == [(level, level), (more, more), (more, more), (level, more)]
+
+
+def test_on_cuda_what_a_compilation_reaches_is_no_peak_of_a_round(monkeypatch):
+    now = {"level": 10, "highest": 50}
+
+    def reach(level, highest):
+        now.update(level=level, highest=max(now["highest"], highest))
+
+    monkeypatch.setattr(recording, "counters", lambda device: (now["level"], now["highest"]))
+    recorder = recording.CudaRecorder(torch.device("cuda"))
+    launches = [SimpleNamespace(marks={}) for _ in range(4)]
+    reach(20, 60)
+    recorder.mark(launches[0], Moment.FORWARD)
+    reach(20, 70)  # outside of the graphs, and then kernels are tried
+    recorder.pause()
+    reach(20, 100)
+    recorder.resume()
+    recorder.mark(launches[1], Moment.FORWARD)
+    reach(30, 90)  # below what the compilation has reached
+    recorder.mark(launches[2], Moment.FORWARD)
+    reach(30, 110)
+    recorder.mark(launches[3], Moment.FORWARD)
+    found = [launch.marks[Moment.FORWARD] for launch in launches]
+    assert [(mark.level, mark.peak, mark.seen) for mark in found] == [
+        (20, 60, True),
+        (20, 70, True),
+        (30, 30, False),
+        (30, 110, True),
+    ]
