@@ -7,15 +7,15 @@ import torch
 
 import memgraph
 from memgraph.planner.solve import Planner
-from tests.end_to_end.test_inductor import Stack, compiled_step
+from tests.end_to_end.test_inductor import Chain, compiled_step
 from tests.support.processes import in_a_process
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 
 
-def model(length: int = 256):
+def model(rows: int = 1024):
     torch.manual_seed(0)
-    return Stack(layers=2), {"ids": torch.arange(4 * length).reshape(4, length) * 7 % 97}
+    return Chain(), {"x": torch.randn(rows, 64)}
 
 
 def planned(folder: str) -> None:
@@ -57,9 +57,9 @@ def test_a_plan_of_another_process_is_used_as_it_is(tmp_path, monkeypatch):
     assert memgraph.report().cached and memgraph.report().plan == report.plan
     assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
 
-    module, inputs = model(128)
+    module, inputs = model(512)
     with pytest.raises(
-        memgraph.PlanError, match=r"the plan's \d+\w\w input is \[4, 256\] int64; this graph's is \[4, 128\]"
+        memgraph.PlanError, match=r"the plan's \d+\w\w input is \[1024, 64\] float32; this graph's is \[512, 64\]"
     ):
         compiled_step(module, inputs, plan=path)
 
