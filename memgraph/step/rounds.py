@@ -43,7 +43,9 @@ class PlannedGraph(Protocol):
     alike: bool
     """Other processes run it by the same plan."""
     refused: BudgetError | None
+    """Why it may not run, where it was compiled before any graph of its step was launched."""
     gradients: int
+    """Bytes of the gradients that its backward makes, where it was compiled so."""
     variants: list[Variant]
     offers: list[Offer]
 
@@ -107,7 +109,7 @@ class Rounds:
             launches = _one_after_another(step, entry)
             if not all(launch.menu for launch in launches):  # what one of them takes is not known
                 raise hardest
-            raise _refusal(launches, entry, graph, at_least=hardest.minimum)
+            raise _refusal(launches, entry, graph, at_least=hardest.minimum, unfinished=True)
 
     def chosen(self, graph: PlannedGraph, launch: Launched) -> Variant | None:
         """The plan that was chosen for a launch; None where the round is not known, or goes another way now.
@@ -288,12 +290,14 @@ def _one_after_another(graphs: list[PlannedGraph], entry: Entry) -> list[Launch]
     return found
 
 
-def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph, *, at_least: int = 0) -> BudgetError:
+def _refusal(
+    launches: list[Launch], entry: Entry, graph: PlannedGraph, *, at_least: int = 0, unfinished: bool = False
+) -> BudgetError:
     """The error of a round that no choice of plans keeps within the room.
 
     launches: of a round that was recorded with compiled plans alone, so that the budget that it names is kept: offers
     are estimates.
-    at_least: bytes below which a budget is too small anyway.
+    at_least: bytes below which a budget is too small anyway.  unfinished: nothing of the round has run yet.
     """
     return BudgetError(
         minimum=max(at_least, _enough(launches, graph.room) + MARGIN + graph.reserve),
@@ -301,6 +305,7 @@ def _refusal(launches: list[Launch], entry: Entry, graph: PlannedGraph, *, at_le
         baseline=entry.level,
         to_come=entry.to_come,
         reserve=graph.reserve,
+        unfinished=unfinished,
     )
 
 
