@@ -34,7 +34,8 @@ def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
 
     CPU: memory that was allocated before and is freed within `fn()` (gradients set to None, say) mostly still
     counts: the profiler reports such a free only where it remembers the address from an earlier session. Free it
-    before the call to have it exact. Do not call this inside a torch.profiler session: a process has one, and this
+    before the call to have it exact. So does what only C++ holds: DistributedDataParallel makes its buckets anew in the
+    second step, and both count there. Do not call this inside a torch.profiler session: a process has one, and this
     would end it.
     """
     resolved = _resolve(device)

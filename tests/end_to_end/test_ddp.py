@@ -31,14 +31,14 @@ class Layers(nn.Module):
 
 
 def steps(budget):
-    """Two steps under a budget: the peaks, and how many graphs there were."""
+    """Three steps under a budget: the peaks, and how many graphs there were."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Layers()
     model.compile(backend=interpreted.backend(budget=budget))
     module, x = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1), torch.randn(TOKENS, WIDTH)
     optimizer, peaks = torch.optim.SGD(model.parameters()), []
-    for _ in range(2):
+    for _ in range(3):
         peaks.append(memgraph.measure_peak(lambda: module(x).backward()))
         optimizer.step()
         optimizer.zero_grad()
@@ -61,4 +61,5 @@ def test_a_budget_is_refused_before_the_first_graph_runs_and_what_is_named_does(
     minimum, launched = in_a_process(of_a_process, str(tmp_path), 12 * MIB)
     assert graphs == 3 and not launched and 12 * MIB < minimum < min(plain)
     kept, _ = in_a_process(of_a_process, str(tmp_path), minimum)
-    assert kept[0] <= minimum
+    first, _, third = kept  # the second one frees the buckets that DDP has had, which `measure_peak` does not see
+    assert first <= minimum and third <= minimum
