@@ -58,17 +58,17 @@ def measure(task: Task) -> Iterator[Result]:
     import torch
 
     import memgraph
-    from memgraph.step import rounds
+    from memgraph.step import problem
 
     asked: list[tuple[Sequence[Any], int, tuple[int, ...] | None]] = []
-    choose = rounds.choose
+    picked = problem.picked
 
-    def seen(launches: Sequence[Any], room: int, plans: int) -> tuple[int, ...] | None:
-        places = choose(launches, room, plans)
+    def seen(launches: Sequence[Any], graphs: Sequence[Any], room: int) -> tuple[int, ...] | None:
+        places = picked(launches, graphs, room)
         asked.append((launches, room, places))
         return places
 
-    rounds.choose = seen  # only this benchmark's process: the menus are nowhere else
+    problem.picked = seen  # only this benchmark's process: the menus are nowhere else
     torch.manual_seed(0)
     how = training_runs.backend(task["budget"])
     steps = _ddp(how) if task["run"] == "ddp" else training_loops.steps(task["run"], STEPS, how)

@@ -16,7 +16,7 @@ Oracle: tests/step/test_joint.py tries all choices of small rounds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -35,6 +35,7 @@ class Option:
     envelope: Envelope
     seconds: float
     """Predicted time of a step of its graph."""
+    compiled: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +63,19 @@ class Unsolved(Exception):
     """The solver has found no choice in its time, and does not know that there is none."""
 
 
-def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...] | None:
+def choose(
+    launches: Sequence[Launch], room: int, plans: int, anew: Mapping[Hashable, int] | None = None
+) -> tuple[int, ...] | None:
     """The place in its menu of each launch's plan; None where no choice stays within `room` bytes.
 
-    plans: the most that one graph may use.  Raises Unsolved.
+    plans: the most that one graph may use.  anew: the most of these that are not compiled yet, for each graph.
+    Raises Unsolved.
     """
     starts = np.cumsum([0, *(len(launch.menu) for launch in launches)])
     graphs = list(dict.fromkeys(launch.graph for launch in launches))
-    menus = {launch.graph: len(launch.menu) for launch in launches}
-    used_from = dict(zip(graphs, starts[-1] + np.cumsum([0, *(menus[g] for g in graphs)]), strict=False))
-    width = int(starts[-1] + sum(menus.values()))
+    menus = {launch.graph: launch.menu for launch in launches}
+    used_from = dict(zip(graphs, starts[-1] + np.cumsum([0, *(len(menus[g]) for g in graphs)]), strict=False))
+    width = int(starts[-1] + sum(map(len, menus.values())))
 
     rows: list[dict[int, float]] = []
     upper: list[float] = []
@@ -94,7 +98,11 @@ def choose(launches: Sequence[Launch], room: int, plans: int) -> tuple[int, ...]
         for place, (x, _) in enumerate(options(number)):  # a plan that runs is one of the graph's
             row({x: 1.0, int(used_from[launch.graph]) + place: -1.0}, 0.0)
     for graph in graphs:
-        row({int(used_from[graph]) + place: 1.0 for place in range(menus[graph])}, float(plans))
+        used = range(int(used_from[graph]), int(used_from[graph]) + len(menus[graph]))
+        row({x: 1.0 for x in used}, float(plans))
+        if anew is not None:
+            options_of = zip(used, menus[graph], strict=True)
+            row({x: 1.0 for x, option in options_of if not option.compiled}, float(anew[graph]))
 
     matrix = lil_array((len(rows) + len(launches), width))
     for index, terms in enumerate(rows):

@@ -88,6 +88,16 @@ def test_no_more_plans_than_may_be_compiled():
         assert len(set(places)) <= plans and sum(places) <= 11
 
 
+def test_plans_that_are_compiled_come_before_new_ones():
+    compiled = Option(Envelope(8, 4, 8), 2.0)
+    new = [Option(Envelope(8, held, 8), 1.5 - held / 10, compiled=False) for held in range(4)]
+    layers = [Launch("layer", (compiled, *new), 0, 0, tuple(range(n)), tuple(range(n))) for n in range(3)]
+    assert 0 not in choose(layers, 100, plans=3)
+    for most in (0, 1, 2):
+        places = choose(layers, 20, plans=3, anew={"layer": most})
+        assert len(set(places) - {0}) <= most and (places == (0, 0, 0)) == (not most)
+
+
 def test_a_solver_that_runs_out_of_time_does_not_say_that_nothing_fits(monkeypatch):
     launch = Launch("layer", (Option(Envelope(8, 1, 8), 1.0),), 0, 0, (), ())
     monkeypatch.setattr(joint, "milp", lambda *_, **__: SimpleNamespace(x=None, status=1, message="time limit"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memgraph.base.errors import BudgetError, OffloadError, PlanWarning
 from memgraph.step.joint import Unsolved
-from memgraph.step.rounds import MARGIN
+from memgraph.step.problem import MARGIN, PLANS
 from memgraph.step.variants import Envelope, Variant
 from tests.step.toys import KIB, LIGHT, CountingMeter, Toy, World, layers, plan, step
 from tests.support.lanes import examples
@@ -67,6 +67,25 @@ def test_a_round_that_no_choice_keeps_within_the_budget_is_refused_before_it_run
     again = World(minimum)
     graphs = layers(again, 4)
     assert max(step(again, graphs, outside=95 * KIB) for _ in range(4)) <= minimum
+
+
+def test_few_plans_of_a_graph_are_compiled_where_more_are_hardly_faster():
+    """With four of them a round would be 3 % faster; a graph with one plan already may have two more."""
+    menu = [plan(40, 4, 60, 2.0), *(plan(40, held, 44, 2.0 - held / 100) for held in (8, 12, 16, 20))]
+    for most in range(110, 200, 10):
+        world = World(most * KIB)
+        graphs = layers(world, 6, menu)
+        assert max(step(world, graphs) for _ in range(4)) <= most * KIB
+        assert graphs[0].made <= PLANS
+
+
+def test_more_plans_are_compiled_where_that_is_worth_it():
+    world = World(160 * KIB)
+    graphs = layers(world, 6, [plan(40, 4, 60, 2.0), plan(40, 6, 44, 1.8), plan(40, 8, 44, 1.0)])
+    graphs[0].made = PLANS  # as if rounds of before had needed other ones
+    step(world, graphs)
+    step(world, graphs)
+    assert any(launch.variant().seconds == 1.0 for launch in world.run.round[:6])
 
 
 def test_what_others_reach_between_the_launches_is_left_free():
@@ -249,7 +268,7 @@ def test_a_choice_that_takes_too_long_is_none(monkeypatch):
     def late(*_):
         raise Unsolved("time limit")
 
-    monkeypatch.setattr("memgraph.step.rounds.choose", late)
+    monkeypatch.setattr("memgraph.step.problem.choose", late)
     world = World(130 * KIB)
     graphs = layers(world, 4)
     assert max(step(world, graphs) for _ in range(3)) <= 130 * KIB
@@ -259,7 +278,7 @@ def test_so_is_one_that_names_what_runs_outside(monkeypatch):
     def late(*_):
         raise Unsolved("time limit")
 
-    monkeypatch.setattr("memgraph.step.rounds.choose", late)
+    monkeypatch.setattr("memgraph.step.problem.choose", late)
     world = World(100 * KIB)
     with pytest.warns(PlanWarning, match="a budget of about .* would do"):
         step(world, layers(world, 4), outside=105 * KIB)
