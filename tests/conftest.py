@@ -21,6 +21,7 @@ settings.register_profile("whole", settings(), max_examples=60)  # what `make te
 settings.load_profile("whole")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: who waits for a thread shall not spin
 os.environ["KINETO_LOG_LEVEL"] = "6"
 # Else each empty cache, and so each process that has its own, compiles nine programs to see what the processor knows.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -58,9 +59,15 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def a_small_heap():
-    """For tests that collect garbage hundreds of times: what other tests have left is not looked through each time."""
+    """What other tests and lazy imports have left is left to no garbage collection either.
+
+    A launch that is counted looks through all objects of the heap, half a million else: a tenth of the tests' time.
+    """
+    import torch  # once the environment is set
+
+    torch._dynamo.reset()
     gc.collect()
     gc.freeze()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from memgraph.backend import memgraph as memgraph_backend
 from memgraph.backend.options import parse_options
 from memgraph.base import compat
 from memgraph.base.errors import MemgraphError, OptionsError
+from memgraph.base.instances import instances
 from memgraph.base.sizes import format_size
 from memgraph.machine import caching_allocator
 from memgraph.reporting.log import reports
@@ -184,9 +184,7 @@ def _on_card(tensor: Any) -> Any:
 
 
 def _modules() -> list[torch.nn.Module]:
-    return [
-        known for known in gc.get_objects() if issubclass(type(known), torch.nn.Module) and "_parameters" in vars(known)
-    ]
+    return [known for known in instances(torch.nn.Module) if "_parameters" in vars(known)]
 
 
 def _parameters() -> list[torch.nn.Parameter]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from memgraph.base import compat
+from memgraph.base.instances import instances
 from memgraph.base.sizes import format_size, round_up
 from memgraph.step import fake_memory, fake_step
 
@@ -127,15 +128,8 @@ def _owned(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _owners(places: dict[tuple[str, int], int]) -> list[torch.optim.Optimizer]:
-    kinds = {torch.optim.Optimizer}
-    pending = [torch.optim.Optimizer]
-    while pending:
-        new = set(pending.pop().__subclasses__()) - kinds
-        kinds |= new
-        pending += new
     found: dict[int, tuple[int, torch.optim.Optimizer]] = {}
-    # The exact type: isinstance asks an object for its class, which lazy proxies act upon, and takes longer.
-    for candidate in [thing for thing in gc.get_objects() if type(thing) in kinds]:
+    for candidate in instances(torch.optim.Optimizer):
         try:
             keys = (key for parameter in _owned(candidate) for key in _keys(parameter))
             place = min((places[key] for key in keys if key in places), default=None)

@@ -26,7 +26,6 @@ def calls() -> dict[str, Call]:
 
 
 pytestmark = [
-    pytest.mark.usefixtures("a_small_heap"),
     pytest.mark.skipif(
         torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no bounds on this processor"
     ),

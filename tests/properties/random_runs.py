@@ -147,6 +147,7 @@ def run(program: Program, compiled: Callable[[Any], Any]) -> Ran:
     """Train a model as the program says.  compiled: what is done with each function that is a graph of its own."""
     torch._dynamo.reset()
     gc.collect()
+    gc.freeze()  # what programs before have left is looked through at no launch
     torch.manual_seed(0)
     before = hook().mh_cur()
     kinds = program.blocks[:1] if program.cut == "shared" else program.blocks

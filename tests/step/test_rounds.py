@@ -16,8 +16,6 @@ from memgraph.step.variants import Envelope, Variant
 from tests.step.toys import KIB, LIGHT, CountingMeter, Toy, World, layers, plan, step
 from tests.support.lanes import examples
 
-pytestmark = pytest.mark.usefixtures("a_small_heap")
-
 
 def test_the_first_round_is_the_tightest_and_the_next_one_uses_the_budget():
     world = World(130 * KIB)

@@ -11,8 +11,6 @@ from memgraph.base.errors import PlanWarning
 from memgraph.step.recording import Moment
 from tests.step.toys import KIB, World, layers, plan, step
 
-pytestmark = pytest.mark.usefixtures("a_small_heap")
-
 
 def test_a_forward_without_a_backward_holds_nothing_for_long():
     world = World(130 * KIB)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
@@ -34,10 +33,8 @@ def gathered() -> list[tuple[Any, Any]]:
     module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param")
     if module is None:
         return []
-    holders = [thing for thing in gc.get_objects() if type(thing) is module.FSDPParam]
-    return [
-        (holder._unsharded_param, holder.sharded_param) for holder in holders if hasattr(holder, "_unsharded_param")
-    ]
+    holders = [holder for holder in instances(module.FSDPParam) if hasattr(holder, "_unsharded_param")]
+    return [(holder._unsharded_param, holder.sharded_param) for holder in holders]
 
 
 def wrapped() -> list[Any]:
