@@ -77,10 +77,10 @@ def choose(
     used_from = dict(zip(graphs, starts[-1] + np.cumsum([0, *(len(menus[g]) for g in graphs)]), strict=False))
     width = int(starts[-1] + sum(map(len, menus.values())))
 
-    rows: list[dict[int, float]] = []
+    rows: list[Terms] = []
     upper: list[float] = []
 
-    def row(terms: dict[int, float], most: float) -> None:
+    def row(terms: Terms, most: float) -> None:
         rows.append(terms)
         upper.append(most)
 
@@ -104,28 +104,40 @@ def choose(
             options_of = zip(used, menus[graph], strict=True)
             row({x: 1.0 for x, option in options_of if not option.compiled}, float(anew[graph]))
 
-    matrix = lil_array((len(rows) + len(launches), width))
-    for index, terms in enumerate(rows):
-        for column, value in terms.items():
-            matrix[index, column] = value
-    for number in range(len(launches)):
-        for x, _ in options(number):
-            matrix[len(rows) + number, x] = 1.0
-    lower = [-np.inf] * len(rows) + [1.0] * len(launches)
+    plan_of_each = [{x: 1.0 for x, _ in options(number)} for number in range(len(launches))]
     seconds = np.zeros(width)
     for number in range(len(launches)):
         for x, option in options(number):
             seconds[x] = option.seconds
+    solution = _solved(seconds, rows, upper, plan_of_each)
+    if solution is None:
+        return None
+    share = [[solution[x] for x, _ in options(number)] for number in range(len(launches))]
+    return tuple(place.index(max(place)) for place in share)
+
+
+Terms = dict[int, float]
+"""A row of the problem: the factor of each variable that is in it."""
+
+
+def _solved(seconds: np.ndarray, rows: list[Terms], upper: list[float], sums: list[Terms]) -> np.ndarray | None:
+    """The values, 0 or 1, of least `seconds` such that each row is at most its `upper` and each of `sums` is 1.
+
+    None where there are none.  Raises Unsolved.
+    """
+    matrix = lil_array((len(rows) + len(sums), len(seconds)))
+    for index, terms in enumerate([*rows, *sums]):
+        for column, value in terms.items():
+            matrix[index, column] = value
+    ones = [1.0] * len(sums)
     solved = milp(
         seconds,
-        integrality=np.ones(width),
+        integrality=np.ones(len(seconds)),
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix.tocsr(), lower, [*upper, *[1.0] * len(launches)]),
+        constraints=LinearConstraint(matrix.tocsr(), [-np.inf] * len(rows) + ones, [*upper, *ones]),
         options={"time_limit": SECONDS},
     )
-    if solved.x is None and solved.status == INFEASIBLE:
-        return None
-    if solved.x is None:
+    if solved.x is None and solved.status != INFEASIBLE:
         raise Unsolved(solved.message)
-    share = [[solved.x[x] for x, _ in options(number)] for number in range(len(launches))]
-    return tuple(place.index(max(place)) for place in share)
+    found: np.ndarray | None = solved.x
+    return found
