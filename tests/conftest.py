@@ -16,6 +16,8 @@ import warnings
 import pytest
 from hypothesis import settings
 
+from tests.support.linker import use_quick_linker
+
 settings.register_profile("fast", max_examples=12)
 settings.register_profile("whole", settings(), max_examples=60)  # what `make test` has time for; "default" draws all
 settings.load_profile("whole")
@@ -29,10 +31,7 @@ _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
-if gold := shutil.which("ld.gold"):  # GNU ld takes a quarter of the time in which a kernel is compiled; gold, little
-    os.mkdir(f"{_folder}/linker")
-    os.symlink(gold, f"{_folder}/linker/ld")
-    os.environ["COMPILER_PATH"] = f"{_folder}/linker"  # where g++ looks for it first
+use_quick_linker(f"{_folder}/linker")
 
 
 LONG = {"inductor": 30, "slow": 15}  # seconds of such a test, about; of any other 0.1

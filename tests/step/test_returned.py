@@ -65,7 +65,6 @@ def training():
     """(step, its graph's reports): a step under a budget that the logits leave no room for until they are dropped."""
     torch._dynamo.reset()
     gc.collect()
-    gc.unfreeze()
     torch.manual_seed(0)
     model, x, labels = Model(), torch.randn(TOKENS, WIDTH), torch.randint(0, VOCABULARY, (TOKENS,))
     baseline = memgraph.measure_peak(lambda: None)
@@ -80,7 +79,6 @@ def training():
         return loss.item()
 
     yield step, lambda: memgraph.reports()[known:]
-    gc.freeze()
 
 
 @pytest.mark.slow
