@@ -274,7 +274,7 @@ class Attempts:
             return GraphError(
                 "no plan of this graph has a lower peak than Inductor's own partition, so no share of that can be kept"
             )
-        best = min(tried, key=lambda attempt: attempt.above) if self.options.cache else tried[-1]
+        best = min(tried, key=self._reaches) if self.options.cache else tried[-1]
         above = best.above
         if lowest is not None and lowest.above <= above:
             above = lowest.above
@@ -283,19 +283,29 @@ class Attempts:
         held = self.job.outside + wanted.reserve
         limit = self._limit(wanted, best.planned)
         assert limit is not None  # without a bound no plan is refused
-        minimum, budget = held + above + SLACK, held + limit
-        purpose = self.job.purpose
-        if purpose.tightest:  # before the first backward each launch leaves its values, and after it its gradients
-            minimum += purpose.again * max(Envelope.of(best.report.timeline).held, purpose.gradients)
         return budget_error(
             best.report,
             best.planned,
             self.options,
-            minimum=minimum,
-            budget=budget,
-            unfinished=purpose.tightest,
+            minimum=held + above + self._beside(best) + SLACK,
+            budget=held + limit,
+            unfinished=self.job.purpose.tightest,
             entry=self.job.entry,
         )
+
+    def _reaches(self, attempt: Attempt) -> int:
+        """Bytes above the level of the entry that an attempt reaches, with equal launches beside it."""
+        return attempt.above + self._beside(attempt)
+
+    def _beside(self, attempt: Attempt) -> int:
+        """Bytes that launches like this one hold beside it, of those that are sure to come before the first backward.
+
+        Before that each of them leaves its values, and after it its gradients.
+        """
+        purpose = self.job.purpose
+        if not purpose.tightest:
+            return 0
+        return purpose.again * max(Envelope.of(attempt.report.timeline).held, purpose.gradients)
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
         """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.

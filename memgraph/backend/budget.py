@@ -36,7 +36,12 @@ class Bound:
     """Bytes that Inductor's own partition allocates, where they are known."""
     others: int = 0
     """Graphs like this one that may run between its forward and its backward; above 0, the plan is the one that takes
-    least beside them."""
+    least beside them, of those that keep the bound."""
+    again: int = 0
+    """How many of these are sure to come before the first backward: where no plan keeps the bound, the one that takes
+    least beside them says which budget would do."""
+    gradients: int = 0
+    """Bytes that each of these leaves after its backward."""
     ample: int = 0
     """Inductor's own partition is taken all the same where its peak is at most so many bytes."""
     offer: tuple[int, int] | None = None

@@ -208,7 +208,7 @@ class Planning:
         if self.bound.last:
             return None
         if self.bound.others or self.bound.offer is not None:
-            return self.among_others(variant)
+            return self.among_others(variant, wanted)
         limit = None if wanted is None else wanted - self.bound.margin
         unplanned = variant.planner.unplanned()
         known = self.bound.unplanned if unplanned.stock and not variant.cut.tiled else None
@@ -218,13 +218,14 @@ class Planning:
             limit = min(limit, unplanned.peak - 1)
         return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
 
-    def among_others(self, variant: _Variant) -> Candidate | None:
+    def among_others(self, variant: _Variant, wanted: int | None) -> Candidate | None:
         """The candidate of a graph that is not alone in a step: the one that was offered, else the lightest."""
         planner = variant.planner
         if planner.unplanned().peak <= self.bound.ample:
             return planner.unplanned()
         if self.bound.offer is None:
-            return planner.lightest(self.bound.others)
+            limit = None if wanted is None else wanted - self.bound.margin
+            return planner.lightest(self.bound.others, limit) or planner.least(self.bound.again, self.bound.gradients)
         return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:

@@ -111,6 +111,8 @@ class TrainingJob(Job):
         ample = self.budget // AMPLE if purpose.tightest else 0
         others = OTHERS if purpose.tightest else 0
         bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers, sizes=sizes)
+        if purpose.tightest:
+            bound = dataclasses.replace(bound, again=purpose.again, gradients=purpose.gradients)
         if not purpose.dropped:
             return bound
         outputs = len(self.gm.graph.output_node().args[0])

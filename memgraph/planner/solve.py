@@ -127,9 +127,20 @@ class Planner:
                 chosen.append(candidate)
         return tuple(chosen)
 
-    def lightest(self, others: int) -> Candidate:
-        """The offered candidate with the lowest peak while `others` more graphs like it hold their saved values."""
-        return min(self.offered(), key=lambda c: (c.peak + others * c.carried, c.seconds))
+    def lightest(self, others: int, bound: int | None) -> Candidate | None:
+        """The offered candidate with the lowest peak while `others` more graphs like it hold their saved values.
+
+        Its own peak is at most `bound` bytes above the baseline; None if there is none.
+        """
+        offered = (c for c in self.offered() if bound is None or c.peak <= bound)
+        return min(offered, key=lambda c: (c.peak + others * c.carried, c.seconds), default=None)
+
+    def least(self, again: int, gradients: int) -> Candidate:
+        """The offered candidate with which `again` more graphs like it reach least.
+
+        Each of them leaves its saved values until its backward, and then gradients of so many bytes.
+        """
+        return min(self.offered(), key=lambda c: (c.peak + again * max(c.carried, gradients), c.seconds))
 
     def _pool(self) -> list[Candidate]:
         """Candidates that no other one beats in both time and peak, fastest first."""

@@ -86,6 +86,7 @@ class World:
     """A toy device with a budget, and the graphs on it."""
 
     def __init__(self, room: int) -> None:
+        gc.collect()  # a recording must not see what another world has left go
         self.device, self.run, self.room = Device(), Run(), room
         self.rounds = Rounds(self.run)
         self.made = 0
