@@ -210,14 +210,16 @@ def surprises(program: Program) -> int:
     """How often a refusal may follow another: once for each thing that nobody can know before it comes.
 
     A graph that is not compiled yet, or that runs again while it is open; a longer batch, gradients that stand, an
-    optimizer that is made late.
+    optimizer that is made late. Of two losses the first one takes what there is, so a longer batch may be refused for
+    each of them.
     """
     graphs = {"whole": 1, "shared": 1, "break": 2, "two losses": 2, "each": len(program.blocks)}[program.cut]
     longest = [max(program.tokens[: n + 1]) for n in range(STEPS)]
     stand = program.micro_batches > 1 or not program.set_to_none
     several_launches = program.cut in ("shared", "each")  # what runs outside of them is known after a round
     again = program.cut == "shared"
-    return graphs + again + len(set(longest)) - 1 + stand + program.late + several_launches
+    longer = (len(set(longest)) - 1) * (2 if program.cut == "two losses" else 1)
+    return graphs + again + longer + stand + program.late + several_launches
 
 
 def under(budget: int, program: Program) -> Ran:
