@@ -36,6 +36,7 @@ EXAMPLES = "RANDOM_RUNS"  # an environment variable: how many programs
 UNSEEN = 24 * 1024
 BATCH = 2
 STEPS = 4
+SHARED = 4  # launches of a shared block
 
 
 class Mlp(nn.Module):
@@ -196,7 +197,7 @@ def cut(program: Program, blocks: nn.ModuleList, compiled: Callable[[Any], Any])
     if program.cut == "two losses":
         first, second = compiled(loss), compiled(lambda x: loss(x).sqrt())
         return lambda x: [first(x), second(x)]
-    calls = [compiled(block) for block in blocks] * (4 if program.cut == "shared" else 1)
+    calls = [compiled(block) for block in blocks] * (SHARED if program.cut == "shared" else 1)
 
     def in_pieces(x: torch.Tensor) -> list[torch.Tensor]:
         for call in calls:
@@ -211,13 +212,15 @@ def surprises(program: Program) -> int:
 
     A graph that is not compiled yet, or that runs again while it is open; a longer batch, gradients that stand, an
     optimizer that is made late. Of two losses the first one takes what there is, so a longer batch may be refused for
-    each of them.
+    each of them. How often a shared block is launched is guessed from the optimizer's parameters: where it has none, each
+    launch may be refused.
     """
     graphs = {"whole": 1, "shared": 1, "break": 2, "two losses": 2, "each": len(program.blocks)}[program.cut]
     longest = [max(program.tokens[: n + 1]) for n in range(STEPS)]
     stand = program.micro_batches > 1 or not program.set_to_none
     several_launches = program.cut in ("shared", "each")  # what runs outside of them is known after a round
-    again = program.cut == "shared"
+    guessed = program.optimizer != "none" and BLOCKS[program.blocks[0]] is not Plain
+    again = (1 if guessed else SHARED - 1) if program.cut == "shared" else 0
     longer = (len(set(longest)) - 1) * (2 if program.cut == "two losses" else 1)
     return graphs + again + longer + stand + program.late + several_launches
 
