@@ -212,8 +212,8 @@ def surprises(program: Program) -> int:
 
     A graph that is not compiled yet, or that runs again while it is open; a longer batch, gradients that stand, an
     optimizer that is made late. Of two losses the first one takes what there is, so a longer batch may be refused for
-    each of them. How often a shared block is launched is guessed from the optimizer's parameters: where it has none, each
-    launch may be refused.
+    each of them. How often a shared block is launched is guessed from the optimizer's parameters: where it has none,
+    each launch may be refused.
     """
     graphs = {"whole": 1, "shared": 1, "break": 2, "two losses": 2, "each": len(program.blocks)}[program.cut]
     longest = [max(program.tokens[: n + 1]) for n in range(STEPS)]
