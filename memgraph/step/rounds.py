@@ -154,16 +154,22 @@ class Rounds:
             self._learned[place] = found
 
     def _warn_of_outside(self, ended: list[Launched]) -> None:
-        """Warn where what ran outside of the graphs of a round that was recorded passes the room by itself."""
+        """Warn where what ran outside of the graphs of a round that was recorded has passed the budget."""
+        if not self._no_plan_helps(ended):
+            telling.outside_unknown(ended, self.run.say_once)
+
+    def _no_plan_helps(self, ended: list[Launched]) -> bool:
+        """Whether what ran outside of the graphs of a round passes the room by itself, which a warning says."""
         known = problem.recorded(ended)
         graphs: list[PlannedGraph] = [graph for launch, _ in known if (graph := launch.graph()) is not None]
         same = len({(graph.room, launch.device) for graph, (launch, _) in zip(graphs, known, strict=False)}) == 1
         if not known or len(graphs) < len(known) or not same or (len(known) == 1 and graphs[0].ends):
-            return
+            return False
         menus = problem.menus(graphs, known, offers=False)
-        if all(menus.values()):
-            first = known[0][0]
-            self._outside_alone(known, problem.as_launches(known, graphs, menus, first), graphs[0])
+        first = known[0][0]
+        return all(menus.values()) and self._outside_alone(
+            known, problem.as_launches(known, graphs, menus, first), graphs[0]
+        )
 
     def _choose(
         self, known: Known, graphs: list[PlannedGraph], first: Launched, asked: PlannedGraph

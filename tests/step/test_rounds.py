@@ -53,7 +53,8 @@ def test_a_round_that_no_choice_keeps_within_the_budget_is_refused_before_it_run
     """Others need what is left beside the lightest plans, and a little more. The smallest budget is kept."""
     world = World(100 * KIB)
     graphs = layers(world, 4)
-    step(world, graphs, outside=95 * KIB)
+    with pytest.warns(PlanWarning, match=r"has reached 113.0 KiB, above the budget of 100.0 KiB: it was not known"):
+        step(world, graphs, outside=95 * KIB)
     world.device.reset()
     for _ in range(2):
         with pytest.raises(BudgetError) as refused:
@@ -90,6 +91,14 @@ def test_what_others_reach_between_the_launches_is_left_free():
     world = World(130 * KIB)
     graphs = layers(world, 4)
     assert max(step(world, graphs, outside=90 * KIB) for _ in range(4)) <= 130 * KIB
+
+
+def test_what_others_reach_in_a_first_step_is_told_where_it_passes_the_budget():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    with pytest.warns(PlanWarning, match="between the forward of a graph and the backward of a graph") as told:
+        peaks = [step(world, graphs, outside=outside * KIB) for outside in (90, 115, 90, 90)]
+    assert len(told) == 1 and peaks[1] > 130 * KIB and max(peaks[:1] + peaks[2:]) <= 130 * KIB
 
 
 def test_a_level_that_grows_is_planned_for_anew():
