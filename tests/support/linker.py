@@ -29,6 +29,13 @@ def use_quick_linker(folder: str) -> None:
         subprocess.run([compiler, "-shared", "-nostdlib", "-x", "c", os.devnull, soname, "-o", file], check=True)
     linker = Path(folder, "ld")
     needed = " ".join(f"-l{name}" for name in NAMES)  # before what g++ asks for, and though they have no symbol
-    linker.write_text(f'#!/bin/sh\nexec {gold} -L{folder} --no-as-needed {needed} "$@"\n')
+    linker.write_text(
+        f"""#!/bin/sh
+case " $* " in
+*" -ltorch_cpu "*) exec {gold} -L{folder} --no-as-needed {needed} "$@" ;;
+*) exec {gold} "$@" ;;
+esac
+"""
+    )
     linker.chmod(0o755)
     os.environ["COMPILER_PATH"] = folder  # where g++ looks for it first
