@@ -27,6 +27,9 @@ from memgraph.step.returned import Dropped
 from memgraph.step.rounds import Rounds
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
 
+# So many times the budget that a graph was refused for leaves it the choice among all of its plans.
+AMPLE_ROOM = 4
+
 _logger = logging.getLogger(__name__)
 
 
@@ -101,7 +104,8 @@ class Launching:
             if not ahead:
                 raise
             refused = error.with_traceback(None)  # which would keep what the compilation has left
-            purpose = dataclasses.replace(purpose, budget=error.minimum)
+            # The lightest of all plans is what tells most of a step of several graphs: with so much room it is chosen.
+            purpose = dataclasses.replace(purpose, budget=AMPLE_ROOM * error.minimum)
             first = self.attempts(dataclasses.replace(self.job, gm=self.known.copy()), purpose).run()
         self.budget = attempts.job.budget
         if self.budget is None:
