@@ -36,10 +36,10 @@ class Bound:
     """Bytes that Inductor's own partition allocates, where they are known."""
     others: int = 0
     """Graphs like this one that may run between its forward and its backward; above 0, the plan is the one that takes
-    least beside them, of those that keep the bound."""
+    least beside them."""
     again: int = 0
-    """How many of these are sure to come before the first backward: where no plan keeps the bound, the one that takes
-    least beside them says which budget would do."""
+    """How many of these are sure to come before the first backward: the plan keeps the bound with their values beside
+    it. Where none does, the one with which they reach least says which budget would do."""
     gradients: int = 0
     """Bytes that each of these leaves after its backward."""
     ample: int = 0

@@ -225,7 +225,7 @@ class Planning:
             return planner.unplanned()
         if self.bound.offer is None:
             limit = None if wanted is None else wanted - self.bound.margin
-            return planner.lightest(self.bound.others, limit) or planner.least(self.bound.again, self.bound.gradients)
+            return planner.lightest(self.bound.others, self.bound.again, self.bound.gradients, limit)
         return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:

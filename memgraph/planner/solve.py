@@ -127,20 +127,18 @@ class Planner:
                 chosen.append(candidate)
         return tuple(chosen)
 
-    def lightest(self, others: int, bound: int | None) -> Candidate | None:
+    def lightest(self, others: int, again: int, gradients: int, bound: int | None) -> Candidate:
         """The offered candidate with the lowest peak while `others` more graphs like it hold their saved values.
 
-        Its own peak is at most `bound` bytes above the baseline; None if there is none.
+        again: how many of these are sure to come. Where no candidate keeps `bound`, in bytes above the baseline, with
+        their values beside it, the one with which they reach least: each of them leaves its saved values until its
+        backward, and then gradients of so many bytes.
         """
-        offered = (c for c in self.offered() if bound is None or c.peak <= bound)
-        return min(offered, key=lambda c: (c.peak + others * c.carried, c.seconds), default=None)
-
-    def least(self, again: int, gradients: int) -> Candidate:
-        """The offered candidate with which `again` more graphs like it reach least.
-
-        Each of them leaves its saved values until its backward, and then gradients of so many bytes.
-        """
-        return min(self.offered(), key=lambda c: (c.peak + again * max(c.carried, gradients), c.seconds))
+        offered = self.offered()
+        keeping = [c for c in offered if bound is None or c.peak + again * c.carried <= bound]
+        if keeping:
+            return min(keeping, key=lambda c: (c.peak + others * c.carried, c.seconds))
+        return min(offered, key=lambda c: (c.peak + again * max(c.carried, gradients), c.seconds))
 
     def _pool(self) -> list[Candidate]:
         """Candidates that no other one beats in both time and peak, fastest first."""

@@ -36,17 +36,19 @@ def test_a_plan_survives_json():
     assert hash(plan) == hash(Plan.from_json(plan.to_json()))
 
 
-def test_the_lightest_is_one_that_keeps_the_bound_and_the_least_says_what_would():
+def test_the_lightest_keeps_the_bound_with_what_is_sure_to_come():
     """Sixteen values of 100 bytes: what is not carried to the backward is made again there, all at once."""
     planner = Planner(chain([((n,), 100, 1e-6, True, "") for n in range(16)], regions=16), fused=False)
     offered = {(c.peak, c.carried) for c in planner.offered()}
     assert {(1608, 0), (1008, 100), (708, 200), (608, 400), (516, 500)} <= offered
 
-    def lightest(bound):
-        found = planner.lightest(7, bound)
-        return found and (found.peak, found.carried)
+    def lightest(bound, again=0, gradients=0):
+        found = planner.lightest(7, again, gradients, bound)
+        return found.peak, found.carried
 
     assert lightest(None) == (1608, 0) and lightest(1600) == (1008, 100)
-    assert lightest(700) == (608, 400) and lightest(515) is None
-    least = [planner.least(again, gradients) for again, gradients in [(0, 0), (1, 0), (1, 300), (20, 0)]]
-    assert [(c.peak, c.carried) for c in least] == [(516, 500), (708, 200), (608, 400), (1608, 0)]
+    assert lightest(700) == (608, 400) and lightest(700, again=1) == lightest(900, again=1) == (708, 200)
+    assert lightest(1108, again=1) == (1008, 100)  # with the other's values just within the bound
+    # Where none keeps the bound: what the others leave decides.
+    assert lightest(500) == (516, 500) and lightest(500, again=1) == (708, 200)
+    assert lightest(500, again=1, gradients=300) == (608, 400) and lightest(500, again=20) == (1608, 0)
