@@ -88,7 +88,7 @@ def outside_alone(
         return False
     before, after = between(mark)
     say(
-        ("outside", before, after),
+        ("outside", mark.launch.graph, before, after),
         f"what runs outside of the compiled graphs, between the {before} and the {after}, takes "
         f"{format_size(mark.peak - mark.level)} and reaches {format_size(reached)} whatever the graphs "
         f"hold, above the budget of {format_size(room + reserve)}: no plan can help that. Compile it together with "
@@ -106,7 +106,7 @@ def outside_unknown(round: Iterable[Launched], say: Say) -> None:
         if mark.seen and mark.peak > mark.launch.budget:
             before, after = between(mark)
             say(
-                ("unknown", before, after),
+                ("unknown", mark.launch.graph, before, after),
                 f"what runs outside of the compiled graphs, between the {before} and the {after}, has reached "
                 f"{format_size(mark.peak)}, above the budget of {format_size(mark.launch.budget)}: it was not known "
                 "before. The plans of the steps to come leave room for it, or are refused.",
