@@ -98,15 +98,16 @@ def outside_alone(
     return True
 
 
-def outside_unknown(round: Iterable[Launched], say: Say) -> None:
+def outside_unknown(launches: Iterable[Launched], say: Say) -> None:
     """Warn where what runs outside of the graphs has passed the budget: no plan knew of it before it was recorded."""
     moments = (Moment.FORWARD, Moment.BACKWARD)  # a mark's peak is that of what ran before it
-    marks = [mark for launch in round for mark in launch.marks.values() if mark.moment in moments and mark.since]
+    marks = [mark for launch in launches for mark in launch.marks.values() if mark.moment in moments and mark.since]
     for mark in sorted(marks, key=lambda mark: -mark.peak)[:1]:
         if mark.seen and mark.peak > mark.launch.budget:
             before, after = between(mark)
             say(
-                ("unknown", mark.launch.graph, before, after),
+                # A reference to what has gone has no hash, and a round may outlive its graphs.
+                ("unknown", mark.launch.graph if mark.launch.graph() is not None else None, before, after),
                 f"what runs outside of the compiled graphs, between the {before} and the {after}, has reached "
                 f"{format_size(mark.peak)}, above the budget of {format_size(mark.launch.budget)}: it was not known "
                 "before. The plans of the steps to come leave room for it, or are refused.",

@@ -211,18 +211,14 @@ def surprises(program: Program) -> int:
     """How often a refusal may follow another: once for each thing that nobody can know before it comes.
 
     A graph that is not compiled yet, or that runs again while it is open; a longer batch, gradients that stand, an
-    optimizer that is made late. Of two losses the first one takes what there is, so a longer batch may be refused for
-    each of them. How often a shared block is launched is guessed from the optimizer's parameters: where it has none,
-    each launch may be refused.
+    optimizer that is made late.
     """
     graphs = {"whole": 1, "shared": 1, "break": 2, "two losses": 2, "each": len(program.blocks)}[program.cut]
     longest = [max(program.tokens[: n + 1]) for n in range(STEPS)]
     stand = program.micro_batches > 1 or not program.set_to_none
     several_launches = program.cut in ("shared", "each")  # what runs outside of them is known after a round
-    guessed = program.optimizer != "none" and BLOCKS[program.blocks[0]] is not Plain
-    again = (1 if guessed else SHARED - 1) if program.cut == "shared" else 0
-    longer = (len(set(longest)) - 1) * (2 if program.cut == "two losses" else 1)
-    return graphs + again + longer + stand + program.late + several_launches
+    again = program.cut == "shared"
+    return graphs + again + len(set(longest)) - 1 + stand + program.late + several_launches
 
 
 def under(budget: int, program: Program) -> Ran:

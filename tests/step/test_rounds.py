@@ -101,6 +101,22 @@ def test_what_others_reach_in_a_first_step_is_told_where_it_passes_the_budget():
     assert len(told) == 1 and peaks[1] > 130 * KIB and max(peaks[:1] + peaks[2:]) <= 130 * KIB
 
 
+def test_so_it_is_where_the_graphs_have_gone_meanwhile():
+    world = World(130 * KIB)
+    graphs = layers(world, 4)
+    x = torch.ones(1, requires_grad=True)
+    for graph in graphs:
+        (x,) = graph.launch(x)
+    moment = world.device.hold(115 * KIB)
+    del moment
+    x.sum().backward()
+    del graphs, graph, x
+    gc.collect()
+    assert all(launch.graph() is None for launch in world.run.round)
+    with pytest.warns(PlanWarning, match="it was not known"):
+        world.run.stop_recording()
+
+
 def test_a_level_that_grows_is_planned_for_anew():
     world = World(150 * KIB)
     graphs = layers(world, 4)
