@@ -7,13 +7,14 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from memgraph.backend.alike import ranks_of
 from memgraph.backend.attempts import Attempts
 from memgraph.backend.budget import held_back
 from memgraph.backend.inductor import Job
+from memgraph.backend.records import Followed
 from memgraph.backend.training import Purpose
 from memgraph.base import compat
 from memgraph.base.errors import BudgetError, OffloadError, PlanError, PlanWarning, RanksError
@@ -52,7 +53,9 @@ class Launching:
         """How large each symbolic size gets, where that is known."""
         self.graph: StepGraph | None = None
         self.ends = True
-        """Whether nothing but the backward can come after the forward, since that returns a loss."""
+        """Whether nothing but the backward comes after the forward, since that returns a loss, as far as is known."""
+        self.followed: Followed | None = None
+        """Where it is remembered that something does come; None for a graph that does not return a loss."""
 
     def first(self) -> Callable[..., Any]:
         """What Dynamo calls in place of its graph.
@@ -68,7 +71,9 @@ class Launching:
             # Such a plan does not depend on the bytes that are allocated when a launch begins.
             return self.attempts(self.job, Purpose(ranks=self.ranks)).run().call
         self.known = compat.captured(self.job.gm, self.job.inputs)
-        self.ends = self.meter.ends = compat.returns_a_loss(self.job.gm)
+        if compat.returns_a_loss(self.job.gm):
+            self.followed = Followed.of(self.job)
+        self.ends = self.meter.ends = self.followed is not None and not self.followed.known(self.meter.run.followed)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
         told = self.job.options.largest_size
         bounds = ((compat.largest(given), told) for given in self.job.inputs if compat.is_size(given))
@@ -79,7 +84,8 @@ class Launching:
                 return self._started(dataclasses.replace(entry, sizes=largest))
             except BudgetError as error:
                 self._warn(largest, error)
-        return self._started(entry)
+        with self._refused_beside_others():
+            return self._started(entry)
 
     def _warn(self, sizes: Sizes, error: BudgetError) -> None:
         """Say that the largest sizes cannot be planned for."""
@@ -139,7 +145,37 @@ class Launching:
         if (roomy := self._for_more(entry)) != entry:
             with contextlib.suppress(BudgetError):
                 return self._planned(roomy, args, dropped)
-        return self._planned(entry, args, dropped)
+        with self._refused_beside_others():
+            return self._planned(entry, args, dropped)
+
+    def remember_followed(self) -> None:
+        """Know the graph again, in later compilations, as one that does not end its rounds."""
+        if self.followed is not None:
+            self.followed.remember(self.meter.run.followed)
+
+    @contextlib.contextmanager
+    def _refused_beside_others(self) -> Iterator[None]:
+        """A refusal remembers, and tells, of open launches that have taken all the room as if nothing came after."""
+        try:
+            yield
+        except BudgetError as error:
+            greedy = [graph for graph in self.meter.run.waiting() if graph.ends]
+            for graph in greedy:
+                graph.is_followed()
+                graph.maker.remember_followed()
+            guesses = [
+                f"{graph.name} was planned as if nothing came after it: when it is compiled again it leaves room, and "
+                "a smaller budget may do."
+                for graph in greedy
+            ]
+            if repeats := self._repeats():
+                guesses.append(
+                    f"Launches of this graph are counted that nobody has seen yet, as many as are open ({repeats}): if "
+                    "fewer come, less is enough."
+                )
+            if not guesses:
+                raise
+            raise error.with_guesses(guesses) from error.__cause__
 
     def _for_more(self, entry: Entry) -> Entry:
         """The same entry with twice the size, where a size is beyond those that plans were made for."""
@@ -173,10 +209,16 @@ class Launching:
         """The purpose of a plan for a launch with these arguments.  known: fields that the caller decides."""
         launches = self.meter.sets
         begun = self.meter.run.depth() if self.graph is not None else self.meter.run.depth() + 1
-        again = max(0, launches - begun)
+        again = max(0, launches - begun, self._repeats())
         gradients = sum(compat.local(leaf).nbytes for leaf in self.meter.parameters(args))
         known |= {"launches": launches, "again": again, "gradients": gradients, "ranks": self.ranks}
-        return Purpose(entry, tightest=not self.ends, **known)
+        ends = self.ends if self.graph is None else self.graph.ends
+        return Purpose(entry, tightest=not ends, **known)
+
+    def _repeats(self) -> int:
+        """Launches of the graph that are taken to come, since it is launched more often than anything has told."""
+        ran = 0 if self.graph is None else self.meter.run.repeated(self.graph)
+        return ran if ran >= self.meter.sets else 0
 
     def _compiled(self, purpose: Purpose) -> Variant | None:
         assert self.known is not None and purpose.entry is not None

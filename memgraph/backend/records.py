@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from memgraph.backend.budget import Bound
+from memgraph.backend.inductor import Job, key_of
 from memgraph.backend.options import Options
 from memgraph.backend.training import TrainingJob
+from memgraph.base import compat
 from memgraph.base.store import Store
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.report import Report
@@ -120,6 +123,39 @@ class Record:
 def record_of_lowest(job: TrainingJob) -> Record:
     """Where the lowest peak of a graph is kept, whatever the budget; it depends on which outputs are not held."""
     return Record(job, Bound(last=True, dropped=job.purpose.dropped), job.options.model_copy(update={"budget": None}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Followed:
+    """Whether a graph that returns a loss is known not to end its rounds: of two losses the first one, say.
+
+    Nobody knows that before a round has shown it, and such a graph takes all the room that there is. Where the next one
+    is refused for that, this process knows it from then on, of the graph for other sizes as well; later processes know
+    it for as long as the plan store does.
+    """
+
+    key: str
+    """Its place in the plan store."""
+    operators: str
+    """What it does, whatever the sizes."""
+    cache: bool
+    """Whether the plan store may be used."""
+
+    @classmethod
+    def of(cls, job: Job) -> Followed:
+        """For the graph of a job, which is not kept."""
+        operators = hashlib.sha256(compat.operators_text(job.gm).encode()).hexdigest()
+        return cls(key_of(job, "followed"), operators, job.options.cache)
+
+    def known(self, here: Container[str]) -> bool:
+        """here: the operators of graphs of which this process knows it."""
+        return self.operators in here or (self.cache and Store().get(self.key) is not None)
+
+    def remember(self, here: set[str]) -> None:
+        """Let this process, and later ones, know it."""
+        here.add(self.operators)
+        if self.cache:
+            Store().put(self.key, {"followed": True})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,6 +136,7 @@ class BudgetError(MemgraphError, RuntimeError):
         estimated: whether nothing was compiled, so that the minimum of the compiled step may be a little higher.
         unfinished: whether other graphs of the same step are to come, which may need more than the minimum.
         given: whether the plan was given, not made for this budget: another plan may need less than the minimum.
+        guesses: what the minimum takes for granted though nobody knows it, a sentence each.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class BudgetError(MemgraphError, RuntimeError):
         estimated: bool = False,
         unfinished: bool = False,
         given: bool = False,
+        guesses: Iterable[str] = (),
     ):
         self.minimum = minimum
         self.binding = tuple(sorted(binding, key=lambda tensor: -tensor.bytes))
@@ -163,7 +165,7 @@ class BudgetError(MemgraphError, RuntimeError):
         self.refusals, self.unused, self.estimated = tuple(refusals), tuple(unused), estimated
         self.baseline, self.reserve, self.full = baseline, reserve, tuple(full)
         self.states, self.others, self.to_come = states, others, to_come
-        self.grown, self.unfinished, self.given = tuple(grown), unfinished, given
+        self.grown, self.unfinished, self.given, self.guesses = tuple(grown), unfinished, given, tuple(guesses)
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -193,13 +195,14 @@ class BudgetError(MemgraphError, RuntimeError):
             why = f": {_exact(self.reserve)} are held back alone ({by})"
         elif self.budget is not None and self.baseline is not None and self._outside_the_step() >= self.budget:
             why = ": so much is allocated or held back before the step starts"
-        about = "about " if self.estimated else "at least " if self.unfinished else ""
+        about = "about " if self.estimated or self.guesses else "at least " if self.unfinished else ""
         if self.given:
             yield f"{asked} is not kept by the plan that option 'plan' gives: that needs {about}{_exact(self.minimum)}."
         else:
             yield f"{asked} cannot be reached{why}; the smallest that can is {about}{_exact(self.minimum)}."
         if self.unfinished:
             yield "Other graphs of this step are to come, which nobody has seen yet: they may need more."
+        yield from self.guesses
         if self.estimated:
             yield "That is an estimate: nothing was compiled, and compiling may add a few percent."
         if self.baseline is not None:
@@ -226,9 +229,14 @@ class BudgetError(MemgraphError, RuntimeError):
         """The same error, with what has grown since the graph was first planned."""
         return BudgetError(**self._facts() | {"grown": tuple(grown)})
 
+    def with_guesses(self, guesses: Iterable[str]) -> BudgetError:
+        """The same error, with more that its minimum takes for granted."""
+        return BudgetError(**self._facts() | {"guesses": (*self.guesses, *guesses)})
+
     def _facts(self) -> dict[str, Any]:
         names = "minimum binding budget refusals unused baseline states others to_come grown reserve full"
-        return {name: getattr(self, name) for name in (*names.split(), "estimated", "unfinished", "given")}
+        names += " estimated unfinished given guesses"
+        return {name: getattr(self, name) for name in names.split()}
 
 
 class VerifyError(MemgraphError, AssertionError):

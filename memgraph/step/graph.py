@@ -40,6 +40,9 @@ class Maker(Protocol):
         dropped: the outputs that its caller drops before the backward.  Raises BudgetError.
         """
 
+    def remember_followed(self) -> None:
+        """Know the graph again, in later compilations, as one that does not end its rounds."""
+
     def realise(self, offer: Offer, entry: Entry) -> Variant | None:
         """By a plan that was offered; None as in `make`."""
 
@@ -48,7 +51,8 @@ class StepGraph:
     """A graph whose every launch keeps the budget.
 
     room: the budget in bytes, less what the options hold back.  ends: nothing but its backward is to come after its
-    forward, which returns a loss; any other graph takes its tightest plan until a round is known.
+    forward, which returns a loss; any other graph takes its tightest plan until a round is known. So it is taken to be
+    until a round shows that something comes.
     name: as a user calls it.  reserve: bytes of the budget that the options hold back.  alike: other processes run it
     by the same plan, so no round of this one alone decides about it.
     """
@@ -137,6 +141,12 @@ class StepGraph:
         if new and run.record(self.meter.device, within=self.ends):
             variant.recorded.add(circumstances)
 
+    def is_followed(self) -> None:
+        """Another forward runs between its forward and its backward: it does not end its rounds."""
+        if self.ends:
+            self.ends = self.meter.ends = False
+            self.dropped = ()  # what its caller drops is looked at in the last launch of a round alone
+
     def realised(self, offer: Offer, entry: Entry) -> Variant | None:
         """The plan of an offer, compiled and kept; None where it cannot be."""
         self.offers.remove(offer)
@@ -198,12 +208,13 @@ class StepGraph:
         return True
 
     def _fitting(self, entry: Entry) -> Variant | None:
-        fitting = [variant for variant in self.variants if variant.fits(entry, self.room) and self._may_run(variant)]
+        fitting = [variant for variant in self.variants if variant.fits(entry, self.room) and self.may_run(variant)]
         if self.ends:
             return min(fitting, key=lambda variant: variant.seconds, default=None)
         return min(fitting, key=_least, default=None)
 
-    def _may_run(self, variant: Variant) -> bool:
+    def may_run(self, variant: Variant) -> bool:
+        """Whether the caller drops all outputs that a plan takes for dropped."""
         return set(variant.dropped) <= set(self.dropped)
 
     def _made(self, entry: Entry, args: Any) -> Variant:
@@ -215,7 +226,7 @@ class StepGraph:
         made = None if place in self._in_vain else self.maker.make(entry, args, self.dropped)
         if made is None:
             self._in_vain.add(place)
-            return min(filter(self._may_run, self.variants), key=_least, default=self.variants[-1])
+            return min(filter(self.may_run, self.variants), key=_least, default=self.variants[-1])
         if not made.fits(entry, self.room):  # its code cannot be read: another one would be no better
             self._in_vain.add(place)
         self._keep(made)

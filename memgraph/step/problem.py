@@ -38,6 +38,9 @@ class PlannedGraph(Protocol):
     made: int
     """How many plans of it were compiled."""
 
+    def may_run(self, variant: Variant) -> bool:
+        """Whether its caller does what a plan counts on."""
+
     def realised(self, offer: Offer, entry: Entry) -> Variant | None:
         """The plan of an offer, compiled and kept; None where it cannot be."""
 
@@ -148,7 +151,8 @@ def _menu(graph: PlannedGraph, known: Known, *, offers: bool) -> Menu:
     offers: also those that are not compiled.
     """
     sizes = {launch.entry.sizes for launch, _ in known if launch.graph() is graph}
-    compiled = [variant for variant in graph.variants if all(variant.envelope(each) is not None for each in sizes)]
+    may_run = filter(graph.may_run, graph.variants)
+    compiled = [variant for variant in may_run if all(variant.envelope(each) is not None for each in sizes)]
     return [*compiled, *(graph.offers if offers else [])]
 
 

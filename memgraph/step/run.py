@@ -42,6 +42,8 @@ class Run:
         self._recorder: Recorder | None = None
         self._said: set[Hashable] = set()
         self._recorded: weakref.WeakMethod[Callable[[list[Launched]], None]] | None = None
+        self.followed: set[str] = set()
+        """Hashes of the operators of graphs that return a loss and do not end their rounds, as a refusal has shown."""
         self.generation = 0
         """How many times an optimizer has made state for parameters that had none."""
 
@@ -58,6 +60,18 @@ class Run:
         """Bytes that the plans of the open launches hold."""
         with self._lock:
             return sum(launch.envelope.held for launch in self.round if launch.open and launch.envelope is not None)
+
+    def waiting(self) -> list[Any]:
+        """The graphs of the open launches that have run, each once, in the order of the forwards."""
+        with self._lock:
+            ran = (launch.graph() for launch in self.round if launch.open and launch.variant is not None)
+            return [graph for graph in dict.fromkeys(ran) if graph is not None]
+
+    def repeated(self, graph: Any) -> int:
+        """How many open launches of a graph have run."""
+        with self._lock:
+            ran = (launch for launch in self.round if launch.open and launch.variant is not None)
+            return sum(launch.graph() is graph for launch in ran)
 
     def begin(self, graph: Any, entry: Entry) -> Launched:
         """A forward is about to run."""
@@ -157,6 +171,8 @@ class Run:
                 launch.backward_begins(tuple(number for number in self._open() if self.round[number] is not launch))
                 if launch.returned is not None and self.round[-1] is launch:
                     launch.given_up = launch.returned.dropped()
+                if self.round[-1] is not launch and (graph := launch.graph()) is not None:
+                    graph.is_followed()
             self.mark(launch, Moment.BACKWARD)
 
         def ends(*_: Any) -> None:

@@ -43,6 +43,16 @@ def test_what_one_ranks_caller_drops_decides_nothing_for_others(alike):
     assert (world.run.round[-1].returned is None) == alike
 
 
+def test_a_loss_that_another_one_follows_does_not_end_its_rounds():
+    world = World(200 * KIB)
+    first, second = (world.graph([plan(10, 2, 40, 1.0)], ends=True) for _ in range(2))
+    first.dropped = (0,)  # as steps without the second have shown
+    for _ in range(2):
+        sum(graph.launch(torch.ones(1, requires_grad=True))[0] for graph in (first, second)).sum().backward()
+    world.run.stop_recording()
+    assert (first.ends, second.ends, first.dropped) == (False, True, ())
+
+
 def test_a_retained_graph_that_runs_again_in_a_later_round_is_no_part_of_it():
     world = World(200 * KIB)
     loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)

@@ -117,6 +117,14 @@ def graph_text(gm: Any, inputs: Any) -> str:
     return "\n".join(lines)
 
 
+def operators_text(gm: Any) -> str:
+    """What a Dynamo graph does with tensors, as text: the same for any sizes of them, fixed or symbolic."""
+    import torch
+
+    calls = (node for node in gm.graph.nodes if node.op.startswith("call_"))
+    return "\n".join(str(n.target) for n in calls if isinstance(n.meta.get("example_value"), torch.Tensor))
+
+
 @contextlib.contextmanager
 def only_tracing() -> Iterator[None]:
     """Dynamo traces anew, and remembers no sizes.
