@@ -50,6 +50,9 @@ class Launched:
     """Bytes of these that were free when its backward began."""
     counted: int = 0
     """Bytes of these that its plan takes for free then."""
+    given: int = 0
+    """Bytes of the tangents that autograd gives away to its backward. They stand when that begins, and its plan counts
+    them as well."""
     returned: Returned | None = None
     """Its outputs, where somebody asks who holds them."""
     given_up: Dropped | None = None
@@ -59,6 +62,8 @@ class Launched:
     begun: bool = False
     """Whether its backward has begun."""
     closed: bool = False
+    watched: compat.Handles | None = None
+    """The hooks that tell when its backward has ended, where it is recorded."""
 
     @property
     def open(self) -> bool:
@@ -92,19 +97,21 @@ class Launched:
             if backward is None or end is None:
                 return None
             left = returns.level - begins.level - self.dropped
-            found += [left + end.peak - backward.level] if end.seen else []
+            found += [left + self.given + end.peak - backward.level] if end.seen else []
         return max(found, default=None)
 
     @property
     def before_backward(self) -> int | None:
-        """The level at which its backward began, without what it held itself; None where no plan says what others hold.
+        """The level at which its backward began, without what it held itself and its tangents; None where no plan says
+        what others hold.
 
         From the recording, if there is one; else without gradients that were made since the forward.
         """
         if self.envelope is None or not self.begun:
             return None
         if (backward := self.marks.get(Moment.BACKWARD)) is not None:
-            return backward.level - self.envelope.held + self.dropped - min(self.counted, self.dropped)
+            held = self.envelope.held - self.dropped + min(self.counted, self.dropped)
+            return backward.level - held - self.given
         others = (self.round[number].envelope for number in self.open_in_backward)
         return self.entry.level - self.entry.others + sum(other.held for other in others if other is not None)
 
@@ -122,13 +129,20 @@ class Launched:
         ends = [mark for moment, mark in self.marks.items() if moment in (Moment.RETURN, Moment.END) and mark.seen]
         return None if self.measured_above is None else max(mark.peak for mark in ends)
 
+    def close(self) -> None:
+        """Its backward is over, or none is to come."""
+        self.closed = True
+        if self.watched is not None:
+            self.watched.remove()
+
     def watch(self, outputs: Any) -> None:
         """Note the memory of its outputs, without keeping it."""
         found = {compat.storage_id(tensor): tensor for tensor in tensors_in(outputs)}
         self.outputs = tuple(map(compat.StorageReference, found.values()))
 
-    def backward_begins(self, others: tuple[int, ...]) -> None:
-        """others: the launches that are open besides, by their numbers in the round."""
-        self.open_in_backward, self.begun = others, True
+    def backward_begins(self, others: tuple[int, ...], given: int) -> None:
+        """others: the launches that are open besides, by their numbers in the round.  given: bytes of the tangents that
+        its backward can free."""
+        self.open_in_backward, self.given, self.begun = others, given, True
         if self.outputs:
             self.dropped = sum(storage.bytes for storage in self.outputs if not storage.holders())

@@ -62,6 +62,8 @@ class Recorder(Protocol):
 
     thread: threading.Thread
     """What made it."""
+    within: bool
+    """Whether it begins in a backward, and so has to end there: autograd gives each node the state of its thread."""
 
     def mark(self, launch: Any, moment: Moment) -> None:
         """Note that a moment of a launch has come."""
@@ -78,6 +80,8 @@ class Recorder(Protocol):
 
 class CpuRecorder:
     """Records the thread that makes it, until `stop`. A profiler of torch must not run."""
+
+    within = False
 
     def __init__(self, level: int, live: Callable[[], Iterable[torch.Tensor]] = measure.live_tensors) -> None:
         """level: bytes allocated now.  live: finds the live tensors, whose storages are watched."""
@@ -183,6 +187,8 @@ class LaunchRecorder:
     A forward begins at the level of its entry, a backward at what the launches have left since.
     """
 
+    within = True
+
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self._level = 0
@@ -211,7 +217,8 @@ class LaunchRecorder:
     def _begins(self, launch: Any, moment: Moment) -> None:
         if self._running or compat.profiling():
             return
-        self._level = launch.entry.level if moment is Moment.FORWARD else self._level - launch.dropped
+        forward = moment is Moment.FORWARD
+        self._level = launch.entry.level if forward else self._level - launch.dropped + launch.given
         self._note(Mark(launch, moment, self._level, self._level, seen=False, since=self._before))
         self._running = True
         compat.start_allocations()
@@ -230,6 +237,8 @@ class LaunchRecorder:
 
 class CudaRecorder:
     """Reads the counters of a CUDA device at each mark."""
+
+    within = False
 
     def __init__(self, device: torch.device) -> None:
         self.thread = threading.current_thread()

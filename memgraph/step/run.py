@@ -44,6 +44,8 @@ class Run:
         self._recorded: weakref.WeakMethod[Callable[[list[Launched]], None]] | None = None
         self.followed: set[str] = set()
         """Hashes of the operators of graphs that return a loss and do not end their rounds, as a refusal has shown."""
+        self._backwards: dict[int, Launched] = {}
+        """By thread, the launch whose backward has begun on it and is not known to be over."""
         self.generation = 0
         """How many times an optimizer has made state for parameters that had none."""
 
@@ -75,6 +77,10 @@ class Run:
 
     def begin(self, graph: Any, entry: Entry) -> Launched:
         """A forward is about to run."""
+        if compat.in_backward():
+            self._goes_on()
+        else:  # a backward that is not over has failed
+            self._backwards.pop(threading.get_ident(), None)
         with self._lock:
             if not self.depth():
                 self.stop_recording()
@@ -97,7 +103,7 @@ class Run:
     def withdraw(self, launch: Launched) -> None:
         """A forward that has begun does not run after all."""
         with self._lock:
-            launch.closed = True
+            launch.close()
             self.round.remove(launch)
         self.stop_recording()
 
@@ -120,6 +126,8 @@ class Run:
             found.stop()
             for launch in self.round:
                 telling.measured(launch, self.say_once)
+                if launch.watched is not None:
+                    launch.watched.remove()
             told = None if self._recorded is None else self._recorded()
             if told is not None and not self.depth():
                 told(self.round)
@@ -156,32 +164,49 @@ class Run:
     def launched(self, launch: Launched, outputs: Any) -> None:
         """A forward has returned: the launch is open until its backward has run, or nothing can run that any more."""
         self.mark(launch, Moment.RETURN)
-        if self._recorder is not None:
-            launch.watch(outputs)
         node = compat.compiled_node(outputs)
         if node is None:  # nothing of it is differentiated
-            launch.closed = True
+            launch.close()
             return
         launch.node = weakref.ref(node)
+        compat.holders_alone()  # counted here: within the backward it could not be
+        if self._recorder is not None:
+            launch.watch(outputs)
+            watch = compat.on_end if self._recorder.within else compat.on_next
+            launch.watched = watch(node, functools.partial(self._ends, launch))
+        node.register_prehook(functools.partial(self._backward_begins, launch))
 
-        def begins(*_: Any) -> None:
-            with self._lock:
-                if launch.round is not self.round:  # a retained graph runs again, in a round that does not know it
-                    return
-                launch.backward_begins(tuple(number for number in self._open() if self.round[number] is not launch))
-                if launch.returned is not None and self.round[-1] is launch:
-                    launch.given_up = launch.returned.dropped()
-                if self.round[-1] is not launch and (graph := launch.graph()) is not None:
-                    graph.is_followed()
-            self.mark(launch, Moment.BACKWARD)
+    def _backward_begins(self, launch: Launched, gradients: Any) -> None:
+        """The backward of a launch is about to run.  gradients: as autograd hands them to it."""
+        self._goes_on()
+        with self._lock:
+            if launch.round is not self.round:  # a retained graph runs again, in a round that does not know it
+                return
+            others = tuple(number for number in self._open() if self.round[number] is not launch)
+            launch.backward_begins(others, compat.given_away(gradients, launch.device))
+            if launch.returned is not None and self.round[-1] is launch:
+                launch.given_up = launch.returned.dropped()
+            if self.round[-1] is not launch and (graph := launch.graph()) is not None:
+                graph.is_followed()
+            self._backwards[threading.get_ident()] = launch
+        self.mark(launch, Moment.BACKWARD)
+        compat.after_backward(functools.partial(self._ends, launch))
 
-        def ends(*_: Any) -> None:
+    def _goes_on(self) -> None:
+        """Something else than a backward runs on this thread: the one that began here is over."""
+        if (launch := self._backwards.get(threading.get_ident())) is not None:
+            self._ends(launch)
+
+    def _ends(self, launch: Launched) -> None:
+        """The backward of a launch is over; said again, it changes nothing."""
+        with self._lock:
+            threads = [thread for thread, running in self._backwards.items() if running is launch]
+            for thread in threads:
+                del self._backwards[thread]
+        if threads:
             if launch.round is self.round:
                 self.mark(launch, Moment.END)
-            launch.closed = True
-
-        node.register_prehook(begins)
-        node.register_hook(ends)
+            launch.close()
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer has stepped: what it allocates is no part of a round, unless a hook of a backward has run it.

@@ -145,7 +145,7 @@ def test_what_was_there_before_and_goes_in_a_pause_counts_once():
 
 def test_so_it_is_within_launches():
     kept = [at_an_address_that_was_recorded(3 * MIB)]
-    launch = SimpleNamespace(marks={}, entry=SimpleNamespace(level=10 * MIB), dropped=0)
+    launch = SimpleNamespace(marks={}, entry=SimpleNamespace(level=10 * MIB), dropped=0, given=0)
     recorder = LaunchRecorder()
     recorder.mark(launch, Moment.FORWARD)
     kept.clear()  # its forward frees what was not there, as far as its plan goes

@@ -8,7 +8,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
-from memgraph.base.compat.autograd import compiled_node, in_backward
+from memgraph.base.compat.autograd import Handles, after_backward, compiled_node, in_backward, on_end, on_next
 from memgraph.base.compat.distributed import (
     bucket_bytes,
     collective_groups,
@@ -123,13 +123,19 @@ from memgraph.base.compat.sizes import (
     symbol_of,
     symbols_in,
 )
-from memgraph.base.compat.storages import StorageReference, first_users_output
+from memgraph.base.compat.storages import (
+    StorageReference,
+    first_users_output,
+    given_away,
+    holders_alone,
+)
 from memgraph.base.compat.trace import trace_artifact, trace_data
 from memgraph.base.compat.wrappers import Wrapper, loading_later
 
 __all__ = [
     "C_LINEAR",
     "Captured",
+    "Handles",
     "HigherOrderOperator",
     "OpOverload",
     "StorageReference",
@@ -137,6 +143,7 @@ __all__ = [
     "WRITTEN",
     "tree_leaves",
     "tree_map",
+    "after_backward",
     "allocation_event_type",
     "allocations",
     "autocast_state",
@@ -167,10 +174,12 @@ __all__ = [
     "foreach_on",
     "free_symbols",
     "gathered",
+    "given_away",
     "graph_break_reason",
     "graph_module",
     "graph_text",
     "has_side_effect",
+    "holders_alone",
     "hooks_all_steps",
     "in_backward",
     "inductor_cache_folder",
@@ -198,6 +207,8 @@ __all__ = [
     "must_recompute",
     "must_save",
     "number_at",
+    "on_end",
+    "on_next",
     "only_tracing",
     "operators_text",
     "operator_mode",

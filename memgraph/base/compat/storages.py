@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 
@@ -19,6 +21,49 @@ class StorageReference:
         import torch
 
         return 0 if self._weak.expired() else torch._C._storage_Use_Count(self._weak.cdata)
+
+
+@functools.cache
+def holders_alone() -> tuple[int, int, int]:
+    """How many hold a gradient that nothing but a node of autograd gets, as the node's prehook counts them.
+
+    Counted, since that differs from one version of torch and of Python to another; once, and not within a backward.
+    """
+    import torch
+
+    found: list[tuple[int, int, int]] = []
+    with torch.enable_grad():
+        made = torch.ones(1, requires_grad=True).exp()
+        made.grad_fn.register_prehook(lambda gradients: found.extend(map(_holders, gradients)))
+        made.square().sum().backward()
+    return found[0]
+
+
+def given_away(gradients: Any, device: Any) -> int:
+    """Bytes on a device of the gradients that a node of autograd gets and holds alone: they go when it drops them.
+
+    gradients: as a prehook of the node has them. A number, and a part of a larger storage, do not count.
+    """
+    import torch
+
+    alone = holders_alone()
+    counts = list(map(_holders, gradients))
+    return sum(
+        gradient.nbytes
+        for gradient, count in zip(gradients, counts, strict=True)
+        if type(gradient) is torch.Tensor
+        and count == alone
+        and gradient.dim()
+        and gradient.device.type == device.type
+        and gradient.untyped_storage().nbytes() == gradient.nbytes
+    )
+
+
+def _holders(gradient: Any) -> tuple[int, int, int]:
+    """Holders of a tensor in C++, of its Python object, and of its storage; all 0 for None."""
+    if gradient is None:
+        return 0, 0, 0
+    return gradient._use_count(), sys.getrefcount(gradient), StorageReference(gradient).holders()
 
 
 def first_users_output(count: int) -> int | None:
