@@ -54,6 +54,16 @@ HOOKS = {
 }
 
 
+def test_gradients_without_a_storage_are_none_that_a_node_gives_away():
+    compat.holders_alone()
+    x, found = torch.eye(4).requires_grad_(), []
+    output = Doubled.apply(x)
+    output.grad_fn.register_prehook(lambda gradients: found.append(compat.given_away(gradients, torch.device("cpu"))))
+    output.backward(torch.eye(4).to_sparse())
+    assert found == [0] and torch.equal(x.grad.to_dense(), 2 * torch.eye(4))
+    assert compat.given_away((None,), torch.device("cpu")) == 0
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_tangents_are_given_away_or_held(hook):
     """Whether the engine keeps its reference while a compiled backward runs, which decides when their bytes go.

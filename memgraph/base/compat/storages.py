@@ -44,15 +44,12 @@ def given_away(gradients: Any, device: Any) -> int:
 
     gradients: as a prehook of the node has them. A number, and a part of a larger storage, do not count.
     """
-    import torch
-
     alone = holders_alone()
     counts = list(map(_holders, gradients))
     return sum(
         gradient.nbytes
         for gradient, count in zip(gradients, counts, strict=True)
-        if type(gradient) is torch.Tensor
-        and count == alone
+        if count == alone
         and gradient.dim()
         and gradient.device.type == device.type
         and gradient.untyped_storage().nbytes() == gradient.nbytes
@@ -60,8 +57,10 @@ def given_away(gradients: Any, device: Any) -> int:
 
 
 def _holders(gradient: Any) -> tuple[int, int, int]:
-    """Holders of a tensor in C++, of its Python object, and of its storage; all 0 for None."""
-    if gradient is None:
+    """Holders of a tensor in C++, of its Python object, and of its storage; all 0 of what has no storage of its own."""
+    import torch
+
+    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
         return 0, 0, 0
     return gradient._use_count(), sys.getrefcount(gradient), StorageReference(gradient).holders()
 
