@@ -11,7 +11,7 @@ import torch
 from memgraph.backend.capture import Target
 from memgraph.backend.explore import Answer, Explorer, explored, size_of
 from memgraph.backend.largest import largest
-from memgraph.backend.options import Options, parse_options
+from memgraph.backend.options import parse_options
 from memgraph.base.errors import MemgraphError, OptionsError
 from memgraph.base.sizes import format_size
 from memgraph.machine.hardware import Hardware
@@ -85,18 +85,15 @@ def longest(
     return explored(fn, args, kwargs, Target.of(parsed, hardware, device, optimizer), search, dim)
 
 
-def longest_of(explorer: Explorer, start: int, step: int, most: int = MOST, options: Options | None = None) -> Longest:
-    """The longest size of a captured step.  Raises MemgraphError where not even one step fits.
-
-    options: as `Explorer.fits` takes them.
-    """
+def longest_of(explorer: Explorer, start: int, step: int, most: int = MOST) -> Longest:
+    """The longest size of a captured step.  Raises MemgraphError where not even one step fits."""
     while True:
-        found = largest(lambda size: explorer.fits(size, options), start=start, step=step, most=most)
+        found = largest(explorer.fits, start=start, step=step, most=most)
         refused = found.refused
         if found.size is None:
             over = format_size(refused.excess) if refused is not None else "?"
             raise MemgraphError(f"not even a size of {step} fits: its lowest peak passes the budget by about {over}")
-        report, _ = explorer.plan(found.size, options)
+        report, _ = explorer.plan(found.size)
         assert report.budget is not None  # a search asks for one in bytes
         if report.predicted_peak <= report.budget - report.reserve:
             break
