@@ -86,15 +86,15 @@ $(CUDA_BASE)/.ready:
 	$(PYTHON) -m venv --clear $(CUDA_BASE)
 	$(CUDA_BASE)/bin/python -m pip install --quiet "$(CUDA_TORCH)"
 	$(CUDA_BASE)/bin/python -m pip install --quiet "setuptools>=77" networkx pytest pytest-timeout pytest-xdist \
-		hypothesis transformers accelerate peft numpy scipy rich "pydantic>=2" typer matplotlib
+		hypothesis transformers accelerate peft numpy scipy "highspy>=1.8" rich "pydantic>=2" typer matplotlib
 	touch $@
 
-# A thin environment over it, for this clone's memgraph.
+# A thin environment over it, for this clone's memgraph, and for what memgraph needs and an older CUDA_BASE lacks.
 $(CUDA_DONE): $(CUDA_BASE)/.ready pyproject.toml
 	$(CUDA_BASE)/bin/python -m venv --clear --without-pip $(CUDA_VENV)
 	$(CUDA_BASE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(CUDA_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
-	$(CUDA_VENV)/bin/python -m pip install --quiet -e . --no-deps --no-build-isolation
+	$(CUDA_VENV)/bin/python -m pip install --quiet -e . --no-build-isolation
 	echo "$(CUDA_BASE)" > $@
 
 clean:

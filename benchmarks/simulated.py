@@ -10,7 +10,7 @@ was computed, and no figure is a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,7 +46,9 @@ def main(
 NOTE = (
     "MiB, the baseline included; requested and allocated are the most of all steps, reserved is at the end, and `first "
     "step` is what the first one requested more than the last. Differences in bytes; `off the device` is what a step "
-    "keeps on host or disk. A refused budget names the smallest that can be kept, which is tried then."
+    "keeps on host or disk. A refused budget names the smallest that can be kept, which is tried then. Of regional and "
+    "distributed (several graphs a step, each launch against its plan) the launch that reached most is shown, and the "
+    "worst difference of all; there a share bounds each graph by itself."
 )
 
 
@@ -69,12 +71,16 @@ def cells(row: Result) -> list[str]:
 
 def measure(task: Task) -> Iterator[Result]:
     """The rows of a case, in a process on the simulated device."""
+    from tests.simulated.launches import Launched
     from tests.simulated.matrix import rows
 
     for row in rows(task["case"]):
         found = row.trained
         if found is None:
             yield {"asked": row.asked, "minimum": row.minimum}
+            continue
+        if isinstance(found, Launched):
+            yield {"asked": row.asked} | of_launches(found)
             continue
         one = len(set(found.launched)) == 1  # else the plan of the last place in a step, in whole blocks
         predicted = found.predicted if one else found.launched[-1]
@@ -92,6 +98,26 @@ def measure(task: Task) -> Iterator[Result]:
             "away": found.report.bytes_on("host") + found.report.bytes_on("nvme"),
             "notes": found.report.notes,
         }
+
+
+def of_launches(found: Any) -> Result:
+    """The row of a training with several graphs a step: the launch that reached most, and the worst difference."""
+    most, last = found.highest, max(launch.step for launch in found.launches)
+    ends = (max(launch.reached for launch in found.launches if launch.step == step) for step in (1, last))
+    first, after = ends
+    return {
+        "budget": found.budget if isinstance(found.budget, int) else None,
+        "predicted": most.reached - most.off,
+        "requested": most.reached,
+        "allocated": most.allocated,
+        "reserved": found.reserved,
+        "off": max((launch.off for launch in found.launches), key=abs),
+        "first": first - after,
+        "attempts": found.report.attempts,
+        "away": found.report.bytes_on("host") + found.report.bytes_on("nvme"),
+        "notes": found.report.notes,
+        "launches": len(found.launches),
+    }
 
 
 if __name__ == "__main__":

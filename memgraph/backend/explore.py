@@ -31,6 +31,9 @@ from memgraph.planner.tiles import Shards
 from memgraph.reporting.report import Report
 
 Found = TypeVar("Found")
+# Sizes whose facts are kept: a search ends with a size that fits and the next one. Those of one size of an 8B Llama in
+# tiles take more than a gigabyte, and all that a search asked about took 19 (out of memory on a machine with 24).
+KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Explorer:
         symbols = set().union(*(compat.symbols_in(node.meta.get("val")) for node in placeholders))
         self.symbols: tuple[str, ...] = tuple(sorted(map(str, symbols)))
         """The names of the symbols in the graph's sizes: all stand for the one size that may change."""
+        # By size: what the last question was about comes last.
         self._known: dict[tuple[tuple[str, int], ...], dict[Shards, Planner]] = {}
 
     def level(self) -> int:
@@ -111,6 +115,10 @@ class Explorer:
         step, level = self.step, self.level()
         sizes = tuple(sorted(self._sizes(size).items()))
         bound = bound_of(options, budget_of(step.hardware, options), level, step.device)
+        known = self._known.pop(sizes, {})
+        while len(self._known) >= KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[sizes] = known
         return Planning(
             self.cuts,
             self.cuts.tiling.counted(),
@@ -118,7 +126,7 @@ class Explorer:
             step.hardware,
             dataclasses.replace(bound, sizes=sizes),
             tiers(options, step.hardware, here=False),
-            known=self._known.setdefault(sizes, {}),
+            known=known,
         ), level
 
 

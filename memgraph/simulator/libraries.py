@@ -35,9 +35,18 @@ class Library:
     soname: str
     sources: tuple[str, ...]
     installed: bool = True
-    """Whether it comes with torch, and its symbols bear its name as their version; others come with a driver."""
+    """Whether it comes with torch; others come with a driver."""
     header: str = ""
     """Of a library that is not installed: the header that names its functions; "" where those in `sources` suffice."""
+    package: str = f"cu{CUDA}"
+    """Of an installed one: the folder that it lies in, beside those of NVIDIA's other packages."""
+    prefix: str = ""
+    """Of an installed one whose symbols bear no version: how its own begin. Others have the soname as their version."""
+
+    @property
+    def version(self) -> str:
+        """Of its symbols; "" for none."""
+        return self.soname if self.installed and not self.prefix else ""
 
 
 RUNTIME = Library(f"libcudart.so.{CUDA}", ("card.cpp", "memory.cpp", "streams.cpp", "kernels.cpp"))
@@ -47,6 +56,7 @@ LIBRARIES = (
     Library(f"libcublas.so.{CUDA}", ("cublas.cpp",)),
     Library("libcuda.so.1", ("driver.cpp",), installed=False, header="cuda.h"),
     Library("libnvidia-ml.so.1", ("nvml.cpp",), installed=False),
+    Library("libnccl.so.2", ("nccl.cpp",), package="nccl", prefix="nccl"),
 )
 
 
@@ -54,9 +64,14 @@ LIBRARIES = (
 class Real:
     """The CUDA that torch was installed with."""
 
-    libraries: Path
+    packages: Path
+    """The folder of NVIDIA's packages, each of which has a folder `lib`."""
     includes: tuple[Path, ...]
     """Folders of headers; the first one has cuda.h."""
+
+    def file(self, library: Library) -> Path:
+        """Where an installed library lies."""
+        return self.packages / library.package / "lib" / library.soname
 
     def symbols(self, library: Library) -> list[str]:
         """The functions of the real library. Those of the driver, which is not installed, are read from its header.
@@ -68,9 +83,11 @@ class Real:
             names = set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", header))
             names |= set(re.findall(r"#define cu\w+\s+(cu\w+)", header))
             return sorted(names | {name + suffix for name in names for suffix in ("_v2", "_ptsz")})
-        command = ["readelf", "-W", "--dyn-syms", str(self.libraries / library.soname)]
+        command = ["readelf", "-W", "--dyn-syms", str(self.file(library))]
         listed = _run(command, "the symbols of the real libraries cannot be read")
-        return sorted(set(re.findall(r"FUNC\s+(?:GLOBAL|WEAK)\s+DEFAULT\s+\d+ (\w+)@", listed)))
+        ending = "@" if library.version else r"\b"
+        named = rf"FUNC\s+(?:GLOBAL|WEAK)\s+DEFAULT\s+\d+ ({library.prefix}\w+){ending}"
+        return sorted(set(re.findall(named, listed)))
 
 
 def folder() -> Path:
@@ -110,20 +127,22 @@ def installed() -> Real:
     Found without an import of torch, which would load the real libraries into this process.
     """
     site = _site()
-    libraries = site / "nvidia" / f"cu{CUDA}" / "lib"
-    if not (libraries / RUNTIME.soname).is_file():
+    found = Real(site / "nvidia", ())
+    missing = [found.file(library) for library in LIBRARIES if library.installed and not found.file(library).is_file()]
+    if missing:
         version = (site / "torch" / "version.py").read_text()
         cuda = re.search(r"^cuda\b.*= *(.+)$", version, re.MULTILINE)
         raise SimulatorError(
             f"a CUDA device can be simulated for torch's builds for CUDA {CUDA}, such as PyPI's torch 2.11 and 2.13 "
             f"(pip install torch===2.13.0); this one is built for CUDA {cuda[1] if cuda else None}, and has no "
-            f"{libraries / RUNTIME.soname}"
+            f"{missing[0]}"
         )
-    known = (libraries.parent / "include", site / "triton" / "backends" / "nvidia" / "include")
+    known = (found.packages / RUNTIME.package / "include", site / "triton" / "backends" / "nvidia" / "include")
     includes = tuple(place for place in known if (place / "cuda.h").is_file())
     if not includes or not any((place / "cuda_runtime_api.h").is_file() for place in includes):
         raise SimulatorError(f"the headers of CUDA are neither in {known[0]} nor in {known[1]}: is triton installed?")
-    return Real(libraries, includes)
+    others = {found.packages / library.package / "include" for library in LIBRARIES if library.installed}
+    return Real(found.packages, (*includes, *sorted(others - set(includes))))
 
 
 def _site() -> Path:
@@ -140,7 +159,7 @@ def _key(real: Real) -> str:
         digest.update(source.name.encode() + source.read_bytes())
     for library in LIBRARIES:
         if library.installed:
-            digest.update(f"{library.soname} {(real.libraries / library.soname).stat().st_size}".encode())
+            digest.update(f"{library.soname} {real.file(library).stat().st_size}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -159,7 +178,7 @@ def _build(library: Library, real: Real, into: Path) -> None:
         if name not in written
     ]
     stubs.write_text("\n".join(['extern "C" void simulated_not_modelled(const char*);', *lines, ""]))
-    script.write_text(f"{library.soname if library.installed else ''} {{ global: *; }};\n")
+    script.write_text(f"{library.version} {{ global: *; }};\n")
     sources = [str(NATIVE / source) for source in library.sources]
     includes = [f"-I{place}" for place in real.includes]
     flags = ["-O1", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-builtin", "-fvisibility=hidden"]

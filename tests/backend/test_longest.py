@@ -7,7 +7,7 @@ from torch import nn
 import memgraph
 from memgraph import BudgetError, MemgraphError, OptionsError
 from memgraph.backend.capture import Target
-from memgraph.backend.explore import explored, size_of, with_dynamic
+from memgraph.backend.explore import KEPT, explored, size_of, with_dynamic
 from memgraph.backend.options import parse_options
 from memgraph.base.errors import GraphError
 
@@ -116,3 +116,20 @@ def test_regions_that_are_as_long_at_one_size_alone_are_two_kinds():
     target = Target.of(parse_options(options), None, "cpu", None)
     answers = explored(loss, (x, y), {}, target, lambda explorer: [explorer.fits(n) for n in (64, 128, 192)], dim=1)
     assert all(answer.fits for answer in answers)
+
+
+def test_a_search_keeps_what_it_knows_of_few_sizes():
+    """All that a search asked about took 19 GB for an 8B Llama in tiles."""
+    loss, x = make(4 * STEP)
+    kept = []
+
+    def ask(explorer):
+        for rows in range(STEP, 7 * STEP, STEP):
+            explorer.fits(rows)
+            kept.append(len(explorer._known))
+        return [explorer.fits(6 * STEP), explorer.fits(STEP)]
+
+    options = parse_options({"budget": "900KiB"})
+    larger, smaller = explored(loss, (x,), {}, Target.of(options, None, "cpu"), ask, 1)
+    assert kept == [1, *[KEPT] * 5]
+    assert smaller.fits and (larger.size, smaller.size) == (6 * STEP, STEP)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from memgraph import BudgetError
+from tests.simulated import launches
 from tests.simulated.training import Trained, train
 
 MIB = 1024**2
@@ -33,6 +34,8 @@ class Case:
     """Tiers that values may go to."""
     shares: tuple[float, ...] = (0.5,)
     """Budgets as shares of what a plan can save."""
+    way: str = ""
+    """Of launches.WAYS, where a step has several graphs."""
 
 
 CASES = {
@@ -51,6 +54,10 @@ CASES = {
     "both": Case("llama", options={"recompute": False}, offload=("host", "nvme")),
     "lora": Case("lora", shares=BOTH),
     "accumulation": Case("llama", SMALL | {"backwards": 2}, shares=BOTH),
+    "regional": Case("llama", SMALL | {"layers": 4}, shares=BOTH, way="layer by layer"),
+    "distributed": Case("llama", SMALL | {"layers": 4}, shares=(0.7,), way="distributed"),
+    "flex": Case("flex", FEW, shares=BOTH),
+    "max autotune": Case("perceptron", {}, {"mode": "max-autotune-no-cudagraphs"}, shares=(0.8,)),
 }
 
 
@@ -61,7 +68,7 @@ class Row:
     case: str
     asked: str
     """The budget, as it was asked for."""
-    trained: Trained | None
+    trained: Trained | launches.Launched | None
     minimum: int | None = None
     """The smallest budget that a refusal names, in bytes with the baseline."""
 
@@ -75,11 +82,18 @@ def rows(name: str) -> Iterator[Row]:
         yield found[-1]
     plain, least = found[0].trained, max((row.minimum or 0 for row in found), default=0)
     assert plain is not None
-    budget = least or plain.report.baseline + int(0.6 * plain.predicted)
+    budget = least or _between(plain)
     while (last := _row(name, f"{budget:,}", budget)).minimum is not None and last.minimum > budget:
         yield last
         budget = last.minimum
     yield last
+
+
+def _between(plain: Trained | launches.Launched) -> int:
+    """A budget in bytes that lies above what must be, and below what a step takes without one."""
+    if isinstance(plain, launches.Launched):
+        return plain.baseline + int(0.7 * (plain.highest.allocated - plain.baseline))
+    return plain.report.baseline + int(0.6 * plain.predicted)
 
 
 def _row(name: str, asked: str, budget: float | None) -> Row:
@@ -89,7 +103,9 @@ def _row(name: str, asked: str, budget: float | None) -> Row:
         if case.offload:
             chosen = [tiers[tier] for tier in case.offload]
             options["offload"] = dict(ChainMap({"min_bytes": "256KiB"}, *chosen))
+        work = launches.train_ranks if case.way == "distributed" else launches.train if case.way else train
+        way = (case.way,) if case.way else ()
         try:
-            return Row(name, asked, train(case.model, options | case.options, **case.arguments))
+            return Row(name, asked, work(*way, case.model, options | case.options, **case.arguments))
         except BudgetError as problem:
             return Row(name, asked, None, problem.minimum)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 Step = Callable[[], Tensor]
 """Makes a loss."""
@@ -101,7 +103,56 @@ def gpt2(dropout: float = 0.1, layers: int = 3, words: int = 1024) -> tuple[nn.M
     return model, (torch.zeros(2, 1024, dtype=torch.long),)
 
 
-MODELS = {"perceptron": perceptron, "llama": llama, "lora": lora, "mixture": mixture, "gpt2": gpt2}
+class FlexBlock(nn.Module):
+    """Causal attention by `flex_attention`, and a gated part."""
+
+    def __init__(self, width: int, heads: int, mask: Any) -> None:
+        super().__init__()
+        self.heads, self.mask = heads, mask
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = flex_attention(*split, block_mask=self.mask)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        y = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def flex(length: int = 1024, layers: int = 3, words: int = 1024) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Embedding, blocks and a head, with a loss; heads of 64."""
+    from transformers.modeling_outputs import CausalLMOutput
+
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device="cuda")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(words, 256)
+            self.layers = nn.ModuleList(FlexBlock(256, 4, mask) for _ in range(layers))
+            self.head = nn.Linear(256, words, bias=False)
+
+        def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+            x = self.embedding(input_ids)
+            for layer in self.layers:
+                x = layer(x)
+            logits = self.head(x).float()[:, :-1].flatten(0, 1)
+            return CausalLMOutput(loss=nn.functional.cross_entropy(logits, labels[:, 1:].flatten()))
+
+    return Model(), (torch.zeros(2, length, dtype=torch.long),)
+
+
+MODELS = {
+    "perceptron": perceptron,
+    "llama": llama,
+    "lora": lora,
+    "mixture": mixture,
+    "gpt2": gpt2,
+    "flex": flex,
+}
 
 
 def made(

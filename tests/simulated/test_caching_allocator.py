@@ -13,8 +13,8 @@ MIB = 1024**2
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_tensors(seed):
     """Sizes differ all, since it is the addresses that decide between equal blocks."""
-    torch.cuda.empty_cache()
     torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()  # of the workspaces, too
     start = torch.cuda.memory_stats()
     draw, mine, live = random.Random(seed), CachingAllocator(), {}
     for step in range(400):

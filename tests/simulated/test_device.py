@@ -1,6 +1,7 @@
 """The simulated device itself: what torch sees of it, its memory, and what it costs."""
 
 import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -116,3 +117,34 @@ def test_the_log_has_the_order_of_work(tmp_path):
     assert words[launch + 1][:2] == ["record", side]
     assert words[launch + 2][0] == "wait" and words[launch + 2][1] != side
     assert order.index("malloc") < launch
+
+
+def one_rank(rank: int, store: str) -> list:
+    """Of two on a card each: what a gather brings, what NCCL takes of torch's memory, and the operations on streams."""
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2)
+    mine, all_of_them = torch.tensor([3.0, 5.0]).cuda(), torch.zeros(4).cuda()
+    before = torch.cuda.memory_allocated(rank)
+    dist.all_gather_into_tensor(all_of_them, mine)
+    dist.all_reduce(mine)
+    torch.cuda.synchronize()
+    taken = torch.cuda.memory_allocated(rank) - before
+    found = [dist.get_rank(), all_of_them.cpu().tolist(), taken]
+    dist.destroy_process_group()
+    return found
+
+
+def test_ranks_gather_what_they_have_themselves(tmp_path):
+    """NCCL takes its place on streams and none of torch's memory; ranks do not wait for each other."""
+    place, logs = f"{__name__}:one_rank", [tmp_path / "log0", tmp_path / "log1"]
+    with ThreadPoolExecutor(2) as both:
+        calls = [
+            both.submit(simulator.call, place, rank, str(tmp_path / "store"), devices=2, log=log, timeout=300)
+            for rank, log in enumerate(logs)
+        ]
+    assert [call.result() for call in calls] == [[rank, [3.0, 5.0, 3.0, 5.0], 0] for rank in (0, 1)]
+    said = logs[0].read_text()
+    assert "ncclAllGather" in said and "ncclAllReduce" in said

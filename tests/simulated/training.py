@@ -81,7 +81,7 @@ def train(name: str, options: dict[str, Any], *, steps: int = 3, backwards: int 
             plans.append((len(memgraph.reports()), _predicted(budget)))
         model.zero_grad(set_to_none=True)
         # What compiling leaves for good stands after the first backward alone.
-        levels = [_bytes("current"), *(before for before, _ in found[1:])]
+        levels = [bytes_of("current"), *(before for before, _ in found[1:])]
         for place, ((_, peak), before, (known, predicted)) in enumerate(zip(found, levels, plans, strict=True)):
             if (number or place) and known > seen:
                 seen = known
@@ -106,13 +106,13 @@ def _peaks(work: Callable[[], None]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Bytes that are requested and allocated before, and the most of them meanwhile."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = _bytes("current")
+    before = bytes_of("current")
     work()
     torch.cuda.synchronize()
-    return before, _bytes("peak")
+    return before, bytes_of("peak")
 
 
-def _bytes(what: str) -> tuple[int, int]:
+def bytes_of(what: str) -> tuple[int, int]:
     now = torch.cuda.memory_stats()
     return now[f"requested_bytes.all.{what}"], now[f"allocated_bytes.all.{what}"]
 

@@ -42,7 +42,7 @@ class _Taken:
         if expression not in self._known:
             values = {symbol: self._values.get(str(symbol)) for symbol in expression.free_symbols}
             known = None not in values.values()
-            self._known[expression] = int(computed_size(size, values)) if known else None
+            self._known[expression] = _number(size, values) if known else None
         return self._known[expression]
 
 
@@ -66,7 +66,7 @@ def size_at(size: Any, values: Mapping[Any, int] | None) -> int:
     """
     if values is None or isinstance(size, int):
         return size_hint(size)
-    return int(computed_size(size, dict(values)))
+    return _number(size, values)
 
 
 def number_at(number: Any, values: Mapping[Any, int] | None = None) -> int | None:
@@ -142,6 +142,22 @@ def computed_size(size: Any, known: dict[Any, Any]) -> Any:
     if missing := size.node.expr.free_symbols - known.keys():
         raise GraphError(f"the size {size} needs {missing}, which the backward does not get")
     return sympy_interp(PythonReferenceAnalysis, known, size.node.expr)
+
+
+def _number(size: Any, values: Mapping[Any, int]) -> int:
+    """A symbolic size for given values of its symbols, by sympy.
+
+    `computed_size` fails here for numbers that are rounded up, as the rows of an attention kernel are: what torch's
+    interpreter rounds is sympy's, and what it takes the larger of has to be Python's (2.11 to 2.15).
+
+    Raises GraphError where the value of a symbol is not known.
+    """
+    import sympy
+
+    expression = size.node.expr
+    if missing := expression.free_symbols - values.keys():
+        raise GraphError(f"the size {size} needs {missing}, which the backward does not get")
+    return int(expression.xreplace({symbol: sympy.Integer(int(value)) for symbol, value in values.items()}))
 
 
 def free_symbols(size: Any) -> set[Any]:
