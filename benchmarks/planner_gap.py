@@ -109,8 +109,11 @@ def _step(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if layers:
         from tests.support.models.sized import Shape, make
 
-        shape = Shape(layers=int(layers), hidden=256, sequence=512, vocabulary=4096, dropout=0.1)
-        case = make(name, shape if name == "gpt2" else dataclasses.replace(shape, dropout=0.0))
+        dropout = 0.1 if name == "gpt2" else 0.0
+        shape = Shape(layers=int(layers), hidden=256, sequence=2048, vocabulary=4096, dropout=dropout)
+        if name == "unet":  # pixels, and a quarter of the width at full size
+            shape = dataclasses.replace(shape, sequence=128 * 128, hidden=128)
+        case = make(name, shape)
         return case.loss, case.inputs, {}
     from tests.families import FAMILIES
 
