@@ -20,6 +20,7 @@ from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
 from memgraph.base.errors import Binding, PlanError
+from memgraph.base.garbage import without_collections
 from memgraph.facts.alike import with_alike_layers
 from memgraph.facts.identity import Identity, read_identity
 from memgraph.facts.joint import JointFacts, read_joint
@@ -354,6 +355,7 @@ def _dropped(bound: Bound, num_fwd_outputs: int) -> tuple[int, ...]:
     return tuple(first + position for position in bound.dropped)
 
 
+@without_collections()
 def plan_partition(
     joint: fx.GraphModule,
     joint_inputs: Any,
