@@ -94,10 +94,13 @@ class Offloader:
         chosen = self._assign(roots, ())
         return self._with(roots, chosen, math.inf) if chosen else base
 
-    def best(self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
+    def best(
+        self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = (), least: float = -math.inf
+    ) -> Candidate | None:
         """The fastest candidate found whose peak is at most `bound`; None if there is none.
 
         pool: candidates of which a few are bases, with Inductor's own choice.  more: candidates that all are bases.
+        least: seconds of which it is known that no candidate beats them.
         """
         best: Candidate | None = None
         for base in self._bases(pool, more):
@@ -106,6 +109,8 @@ class Offloader:
             found = self._under(base, bound)
             if found is not None:
                 best = found if best is None else min(best, found, key=self._cost)
+        if best is not None and best.seconds <= least and len(self.facts.values) > SMALL:
+            return best
         return self._changed(best, self._bases(pool, more), bound)
 
     def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
