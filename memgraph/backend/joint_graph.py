@@ -309,8 +309,11 @@ class Planning:
         if plan.stock and check is not None:
             check(split, split, "Inductor's partition")
         if plan.transfers:
-            graph = hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
-            split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph=graph))
+
+            def graph() -> str:
+                return hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
+
+            split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph))
         split, outlining = outlined(rewrite(split, passes.SPLIT, plan, check).graphs, self.options, check)
         return split, plan, outlining
 

@@ -35,7 +35,7 @@ from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.offload import Offloader, Tiers
-from memgraph.planner.relaxed import Relaxed
+from memgraph.planner.relaxed import MOST_VALUES, Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
@@ -115,6 +115,8 @@ class Planner:
         """Whether no plan without tiers is faster under a bound than one with them: then none is looked for."""
         if moved.seconds <= self._least_seconds:
             return True
+        if len(self.facts.values) > MOST_VALUES:  # the program takes longer than the search
+            return False
         least = self._bounds_alone.under(bound)
         return least is None or least.seconds >= moved.seconds
 
