@@ -97,7 +97,7 @@ class Planner:
         if self.offloader is None:
             return None if self.uniform is None else self._kept(self.uniform, bound)
         moved = self.offloader.best(bound, *self._bases(), self._least_seconds)
-        if self.uniform is None or (moved is not None and self._beats_all_kept(moved, bound)):
+        if self.uniform is None or self._beats_all_kept(moved, bound):
             return moved
         kept = self._kept(self.uniform, bound)
         if kept is not None:
@@ -111,14 +111,14 @@ class Planner:
         least = self.candidates.stock.seconds if self.uniform is None else self.uniform.least_seconds
         return least + ALIKE * self.candidates.stock_step
 
-    def _beats_all_kept(self, moved: Candidate, bound: int) -> bool:
-        """Whether no plan without tiers is faster under a bound than one with them: then none is looked for."""
-        if moved.seconds <= self._least_seconds:
+    def _beats_all_kept(self, moved: Candidate | None, bound: int) -> bool:
+        """Whether no plan without tiers beats one with them, or their lack, under a bound: then none is looked for."""
+        if moved is not None and moved.seconds <= self._least_seconds:
             return True
         if len(self.facts.values) > MOST_VALUES:  # the program takes longer than the search
             return False
         least = self._bounds_alone.under(bound)
-        return least is None or least.seconds >= moved.seconds
+        return least is None or (moved is not None and least.seconds >= moved.seconds)
 
     def unplanned(self) -> Candidate:
         """Inductor's own choice, less what the rules send to another tier."""
