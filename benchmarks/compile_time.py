@@ -5,9 +5,10 @@
     targets:  3,000 joint nodes <= 3 s    7,400 <= 5 s    30,000 <= 20 s    at most 10 % of a cold Inductor compile
 
 The joint graphs are those of Llamas of a tiny width: the time depends on the number of nodes, not their size. They are
-captured, not compiled. They are planned by recomputation alone, and with all levers (tiles, offload to the disk that has
-the folder of temporary files). One is compiled with empty caches: by Inductor, and by memgraph under a share and under as many
-bytes. Planning is one thread of Python: on a machine that others use, its CPU seconds say more than those of the clock.
+captured, not compiled. They are planned by recomputation alone, and with all levers (tiles, and offload to the disk
+that has the folder of temporary files). One is compiled with empty caches: by Inductor, and by memgraph under a share
+and under as many bytes. Planning is one thread of Python: on a machine that others use, its CPU seconds say more than
+those of the clock.
 
 The stock split is Inductor's own partitioner, which runs anyway, so "added" is planning without it; it is timed on its
 own, on a copy of the graph. The time of verification is its share of a second planning under cProfile, whose own cost

@@ -3,11 +3,11 @@
     python -m benchmarks.planner_gap
     python -m benchmarks.planner_gap --models llama:4,gpt2:4 --fractions 0.6,0.4
 
-Each model is captured once and planned for shares of its activation peak: the peak of Inductor's own partition above the
-baseline and the gradients that the step leaves. 25 % of it means these gradients and a quarter of the rest. It is planned
-with recomputation alone, and with all levers (recompute, tile, offload to the disk). Nothing is compiled or run. Peaks and
-seconds are those of the sweep and of the bound that reports print (docs/decisions/0015). The disk has the rates that
-`memgraph calibrate --scratch` has kept for the folder of temporary files, else built-in ones.
+Each model is captured once and planned for shares of its activation peak: the peak of Inductor's own partition above
+the baseline and the gradients that the step leaves. 25 % of it means these gradients and a quarter of the rest. It is
+planned with recomputation alone, and with all levers (recompute, tile, offload to the disk). Nothing is compiled or
+run. Peaks and seconds are those of the sweep and of the bound that reports print (docs/decisions/0015). The disk has
+the rates that `memgraph calibrate --scratch` has kept for the folder of temporary files, else built-in ones.
 
 The ablation has recomputation alone:
 
@@ -32,7 +32,18 @@ from benchmarks import harness, table
 from benchmarks.harness import Process, Result, Task
 
 MODELS = "llama:4,llama:8,llama:32,qwen3:8,gemma3:6,gpt_oss:4,t5:4,vit:6,unet:3,gpt2:4"
-HEADS = ("model", "values", "levers", "smallest", "no plan below", "share", "slow-down", "at best", "gap", "planning, CPU s")
+HEADS = (
+    "model",
+    "values",
+    "levers",
+    "smallest",
+    "no plan below",
+    "share",
+    "slow-down",
+    "at best",
+    "gap",
+    "planning, CPU s",
+)
 ARMS = ("uniform", "greedy", "mixed", "now")
 
 

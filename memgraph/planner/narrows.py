@@ -1,7 +1,7 @@
 """What stands at an operator of the backward in whichever way its inputs are made.
 
-Problem: a value of fused operators may be written, or made anew in the kernel that reads it. So none of these surely takes
-memory, and yet one of them does:
+Problem: a value of fused operators may be written, or made anew in the kernel that reads it. So none of these surely
+takes memory, and yet one of them does:
 
     scores (product) ── exp ── weights ── gradient of softmax     of scores, exp and weights one stands there at least
 
@@ -9,9 +9,9 @@ The same holds for the backward's own values that later operators read: a sum, o
 
 Which library: `scipy.sparse.csgraph.maximum_flow`, as in cut.py.
 
-Algorithm: a minimum cut between what is surely written to memory and the operator, through values of fused operators, each
-as dear as its bytes; then one between the operators before and those behind, of values that the first has not seen. What
-the moments count anyway costs nothing.
+Algorithm: a minimum cut between what is surely written to memory and the operator, through values of fused operators,
+each as dear as its bytes; then one between the operators before and those behind, of values that the first has not
+seen. What the moments count anyway costs nothing.
 
 Oracle: tests/properties/test_bounds.py; tests/planner/test_narrows.py has the softmax above.
 """
@@ -62,9 +62,7 @@ class Narrows:
 
     def _here(self, place: int) -> int:
         """The bytes that stand at an operator for what it reads, and what the moments count."""
-        return int(self.moments.backward[place]) + _Network(self, place).cut(
-            [self.facts.backward[place]], self._ready
-        )
+        return int(self.moments.backward[place]) + _Network(self, place).cut([self.facts.backward[place]], self._ready)
 
     def at(self, place: int) -> Narrow:
         """The narrow of an operator of the backward that is surely written."""

@@ -24,8 +24,8 @@ from memgraph.planner.queues import Tier
 # About how many variables a program may have. The row of an operator of the backward takes one for each value that may
 # have been computed again by then.
 MOST_VARIABLES = 30_000
-# For how many operators of the backward, of a region each, narrows are looked for, which is a walk over the backward each;
-# and among how many of the region.
+# For how many operators of the backward, each of another region, narrows are looked for: a walk over the backward each.
+# And how many operators of a region are tried for that.
 MOST_NARROWS = (8, 4)
 
 
@@ -241,7 +241,7 @@ class Relaxation:
                 self.narrows[place] = narrow, self.program.row([(self.peak, 1.0), *terms], surely / self.unit)
 
     def _standing(self, place: int, without: frozenset[int]) -> list[tuple[int, float]]:
-        """Terms of values that are still to be read at a place of the backward.  without: storages that do not count."""
+        """Terms of values that are still to be read at a place of the backward.  without: storages left out."""
         terms: list[tuple[int, float]] = []
         values = self.facts.values
         for stay in (stay for stay in self.stays if values[stay.value].storage not in without):

@@ -80,7 +80,7 @@ class UniformChoices:
 
     @functools.cached_property
     def least_seconds(self) -> float:
-        """Time of the fastest plan under no bound, beyond Inductor's own choice, copies apart: where bytes cost nothing.
+        """Time of the fastest plan under no bound, beyond Inductor's own choice: bytes cost nothing in it.
 
         Minus infinity where no saved set is legal.
         """
