@@ -1,0 +1,120 @@
+"""Are predicted times true?  A step of plain Inductor and one of memgraph under a budget, against what was predicted.
+
+    memgraph calibrate && python -m benchmarks.rates
+    python -m benchmarks.rates --models llama:4,gpt2:4 --budget 0.5
+
+Each model has a process of its own, in which both steps are compiled and then run in turn. `memgraph calibrate` says
+how fast the machine is; without it the built-in figures are used, and the table says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks import harness, table
+from benchmarks.harness import Process, Result, Task
+
+MODELS = "llama:4,qwen3:4,gemma3:4,gpt2:4,bert:4,vit:4,t5:2"
+HEADS = ("model", "Inductor: predicted, ms", "measured, ms", "ratio", "planned: predicted, ms", "measured, ms", "ratio")
+HEADS += ("slow-down predicted", "measured", "points apart")
+LIMIT = 900.0
+
+
+def main(
+    models: Annotated[str, typer.Option(help="Models by commas, with their layers.")] = MODELS,
+    budget: Annotated[float, typer.Option(help="Share of the activations.")] = 0.5,
+    rounds: Annotated[int, typer.Option(help="Steps of each kind.")] = 9,
+    name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "rates",
+) -> None:
+    """Measure, print, and write to benchmarks/results."""
+    harness.use_few_threads()
+    record, rows = harness.Record(f"cpu-{name}"), []
+    for model in models.split(","):
+        task = {"model": model, "budget": budget, "rounds": rounds}
+        for row in Process("benchmarks.rates:steps", task).results(LIMIT):
+            harness.say(str(row))
+            rows.append({"model": model} | row)
+    print(record.write("Predicted and measured times", {"rows": rows}, body(rows)))
+
+
+def body(rows: list[Result]) -> str:
+    """The page below its headline."""
+    done = [row for row in rows if "failure" not in row]
+    cells = [_cells(row) for row in done]
+    told = [f"- {row['model']}: {row['failure']}" for row in rows if "failure" in row]
+    if done:
+        near = sum(abs(row["predicted"] / row["seconds"] - 1) <= 0.2 for row in done)
+        near += sum(abs(row["predicted_plain"] / row["plain"] - 1) <= 0.2 for row in done)
+        ratios = sum(abs(_apart(row)) <= 0.05 for row in done)
+        figures = "measured by `memgraph calibrate`" if all(row["calibrated"] for row in done) else "built in"
+        told.insert(
+            0,
+            f"The figures of the machine are {figures}. {near} of {2 * len(done)} predicted times are within 20 % of "
+            f"what was measured, {ratios} of {len(done)} slow-downs within 5 points.",
+        )
+    return "\n\n".join([table.markdown(HEADS, cells), *told])
+
+
+def _apart(row: Result) -> float:
+    return row["predicted"] / row["predicted_plain"] - row["seconds"] / row["plain"]
+
+
+def _cells(row: Result) -> tuple[str, ...]:
+    plain, planned = row["predicted_plain"], row["predicted"]
+    return (
+        row["model"],
+        f"{1e3 * plain:.1f}",
+        f"{1e3 * row['plain']:.1f}",
+        f"{plain / row['plain']:.2f}",
+        f"{1e3 * planned:.1f}",
+        f"{1e3 * row['seconds']:.1f}",
+        f"{planned / row['seconds']:.2f}",
+        f"{planned / plain - 1:+.1%}",
+        f"{row['seconds'] / row['plain'] - 1:+.1%}",
+        f"{100 * _apart(row):+.1f}",
+    )
+
+
+def steps(task: Task) -> Iterator[Result]:
+    """Within a process of its own: both steps of one model, compiled, then run in turn."""
+    import torch
+
+    import memgraph
+    from memgraph.machine.hardware import load
+    from tests.support.models.sized import Shape, make
+
+    name, _, layers = task["model"].partition(":")
+    case = make(name, Shape(layers=int(layers), hidden=256, sequence=1024, vocabulary=4096))
+    loss = case.loss
+    arms: dict[str, Callable[..., Any]] = {
+        "plain": torch.compile(lambda *inputs: loss(*inputs), fullgraph=True),
+        "seconds": torch.compile(
+            lambda *inputs: loss(*inputs), fullgraph=True, backend="memgraph", options={"budget": task["budget"]}
+        ),
+    }
+    spent: dict[str, list[float]] = {arm: [] for arm in arms}
+    for number in range(task["rounds"] + 2):
+        for arm, function in arms.items():
+            start = time.perf_counter()
+            function(*case.inputs).backward()
+            if number >= 2:  # the first compiles, the second fills caches
+                spent[arm].append(time.perf_counter() - start)
+            case.clear()
+    report = memgraph.report()
+    yield {
+        "calibrated": load("cpu").measured,
+        "predicted_plain": report.unplanned_time,
+        "predicted": report.predicted_time,
+        "peak_share": report.predicted_peak / report.unplanned_peak,
+        "least": {arm: min(times) for arm, times in spent.items()},
+        "threads": torch.get_num_threads(),
+    } | {arm: statistics.median(times) for arm, times in spent.items()}
+
+
+if __name__ == "__main__":
+    typer.run(main)
