@@ -232,7 +232,7 @@ class Offloader:
         everything = self._assign(base, movable)
         narrowest = self._with(base, everything, 0)
         if narrowest.peak > bound:  # nothing gives memory back earlier
-            return None
+            return self._alone(base, bound)
         windows = (self._bytes(base, window) for window in WINDOWS)
         tried = ((window, self._with(base, everything, window)) for window in windows)
         window, best = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
@@ -247,12 +247,25 @@ class Offloader:
                 low = middle + 1
         return self._fewer(base, best, bound, window)
 
+    def _alone(self, base: Candidate, bound: int) -> Candidate | None:
+        """The base with one single value gone, whichever is best; of small graphs.
+
+        One that is born late may do alone, and where all have left, a copy back may make the peak.
+        """
+        movable = self.movable(base)
+        if not 1 < len(movable) <= FEW or len(self.facts.values) > SMALL:
+            return None
+        tried = (self._with(base, self._assign(base, [i]), window) for i in movable for window in (math.inf, 0.0))
+        return min((found for found in tried if found.peak <= bound), key=self._cost, default=None)
+
     def _fewer(self, base: Candidate, best: Candidate, bound: int, window: float) -> Candidate:
         """The same with single values kept on the device that need not leave; of small graphs.
 
         Values leave in the order of their births, and one that must may come behind one that need not.
         """
         gone = [move.value for move in best.moves]
+        alone = self._alone(base, bound) if gone else None
+        best = best if alone is None else min(best, alone, key=self._cost)
         if not 1 < len(gone) <= FEW or len(self.facts.values) > SMALL:
             return best
         for i in gone:
