@@ -69,7 +69,9 @@ def _seconds(
     return statistics.median(timed(calls) for _ in range(samples))
 
 
-def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device, clock: Clock) -> tuple[float, float]:
+def _link(
+    source: torch.Tensor, target: torch.Tensor, device: torch.device, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
     """Bytes/s to the host and back, by the runtime's own copies."""
     pool = HostPool(exact(device))
     reservation = pool.reserve(source.nbytes)
