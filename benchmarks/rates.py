@@ -22,9 +22,20 @@ from benchmarks import harness, table
 from benchmarks.harness import Process, Result, Task
 
 MODELS = "llama:4,qwen3:4,gemma3:4,gpt2:4,bert:4,vit:4,t5:2"
-HEADS = ("model", "Inductor: predicted, ms", "measured, ms", "ratio", "planned: predicted, ms", "measured, ms", "ratio")
+HEADS = (
+    "model",
+    "budget",
+    "Inductor: predicted, ms",
+    "measured, ms",
+    "ratio",
+    "planned: predicted, ms",
+    "measured, ms",
+    "ratio",
+)
 HEADS += ("slow-down predicted", "measured", "points apart")
 LIMIT = 900.0
+# Shares that are tried where a budget cannot be kept.
+MORE = (0.8, 0.9)
 
 
 def main(
@@ -73,6 +84,7 @@ def _cells(row: Result) -> tuple[str, ...]:
     plain, planned = row["predicted_plain"], row["predicted"]
     return (
         row["model"],
+        f"{row['share']:.0%}",
         f"{1e3 * plain:.1f}",
         f"{1e3 * row['plain']:.1f}",
         f"{plain / row['plain']:.2f}",
@@ -110,12 +122,16 @@ def steps(task: Task) -> Iterator[Result]:
     torch.set_num_threads(1)
     case = make(name, Shape(layers=int(layers), hidden=256, sequence=512, vocabulary=4096))
     loss = case.loss
-    arms: dict[str, Callable[..., Any]] = {
-        "plain": torch.compile(lambda *inputs: loss(*inputs), fullgraph=True),
-        "seconds": torch.compile(
-            lambda *inputs: loss(*inputs), fullgraph=True, backend="memgraph", options={"budget": task["budget"]}
-        ),
-    }
+    plain = torch.compile(lambda *inputs: loss(*inputs), fullgraph=True)
+    for share in (task["budget"], *MORE):
+        options = {"budget": share}
+        planned = torch.compile(lambda *inputs: loss(*inputs), fullgraph=True, backend="memgraph", options=options)
+        try:
+            planned(*case.inputs)
+            break
+        except memgraph.BudgetError:  # the gradients alone may take more
+            torch._dynamo.reset()
+    arms: dict[str, Callable[..., Any]] = {"plain": plain, "seconds": planned}
     spent: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(task["rounds"] + 2):
         for arm, function in arms.items():
@@ -127,6 +143,7 @@ def steps(task: Task) -> Iterator[Result]:
     report = memgraph.report()
     yield {
         "calibrated": load("cpu").measured,
+        "share": share,
         "predicted_plain": report.unplanned_time,
         "predicted": report.predicted_time,
         "peak_share": report.predicted_peak / report.unplanned_peak,
