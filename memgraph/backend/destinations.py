@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -181,13 +181,16 @@ def _against_gpudirect(
     return ON_CPU if torch.device(device).type == "cpu" else ""
 
 
-def settings(options: Options, found: Tiers, graph: str = "") -> dict[str, str]:
-    """By tier, the settings of copies to it, as JSON (`memgraph.runtime.Settings`).  graph: a name of the graph."""
+def settings(options: Options, found: Tiers, graph: Callable[[], str] = str) -> dict[str, str]:
+    """By tier, the settings of copies to it, as JSON (`memgraph.runtime.Settings`).
+
+    graph: makes a name of the graph, where one is needed: that takes a while.
+    """
     if options.offload is None:
         return {}
     common: dict[str, object] = {"verify": options.offload.verify}
     if options.offload.window:
-        common |= {"window": options.offload.window, "graph": graph}
+        common |= {"window": options.offload.window, "graph": graph()}
     text = {}
     for tier in found.tiers:
         own: dict[str, object] = {"cap": tier.limit}

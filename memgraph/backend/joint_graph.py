@@ -20,6 +20,7 @@ from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
 from memgraph.base.errors import Binding, PlanError
+from memgraph.base.garbage import without_collections
 from memgraph.facts.alike import with_alike_layers
 from memgraph.facts.identity import Identity, read_identity
 from memgraph.facts.joint import JointFacts, read_joint
@@ -308,8 +309,11 @@ class Planning:
         if plan.stock and check is not None:
             check(split, split, "Inductor's partition")
         if plan.transfers:
-            graph = hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
-            split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph=graph))
+
+            def graph() -> str:
+                return hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
+
+            split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph))
         split, outlining = outlined(rewrite(split, passes.SPLIT, plan, check).graphs, self.options, check)
         return split, plan, outlining
 
@@ -354,6 +358,7 @@ def _dropped(bound: Bound, num_fwd_outputs: int) -> tuple[int, ...]:
     return tuple(first + position for position in bound.dropped)
 
 
+@without_collections()
 def plan_partition(
     joint: fx.GraphModule,
     joint_inputs: Any,

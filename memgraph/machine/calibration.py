@@ -6,6 +6,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -15,10 +16,13 @@ from memgraph.runtime.settings import Settings
 from memgraph.runtime.streams import exact
 from memgraph.runtime.value import OffloadedValue
 
+Clock: TypeAlias = Callable[[], float]
 
-def calibrate_device(device: Device) -> Hardware:
+
+def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardware:
     """Measure the figures of `device`, in a few seconds. Other work on it meanwhile makes them worse.
 
+    clock: `time.process_time` leaves out what other processes take of a CPU, where one thread computes.
     Raises ValueError for a device that is neither CUDA nor the CPU, OffloadError where the host pool is refused, and
     what torch raises where the device is missing.
     """
@@ -28,17 +32,18 @@ def calibrate_device(device: Device) -> Hardware:
     # Larger than any cache on the way to memory.
     source = torch.zeros((1 << 30 if cuda else 1 << 28) // 4, device=device)
     target = torch.empty_like(source)
-    copy = _seconds(lambda: target.copy_(source), device)
-    exp = _seconds(lambda: torch.exp(source, out=target), device)
+    seconds = functools.partial(_seconds, device=device, clock=clock)
+    copy = seconds(lambda: target.copy_(source))
+    exp = seconds(lambda: torch.exp(source, out=target))
     tiny = torch.zeros(1, device=device)
-    link_out, link_in = _link(source, target, device)
+    link_out, link_in = _link(source, target, device, clock)
     return Hardware(
         name=device_name(device),
         device=device.type,
-        flops=tuple((name, _matmul_rate(getattr(torch, name), device)) for name in DTYPES),
+        flops=tuple((name, _matmul_rate(getattr(torch, name), device, clock)) for name in DTYPES),
         memory_bandwidth=2 * source.nbytes / copy,
         transcendental_rate=source.numel() / exp,
-        kernel_overhead=_seconds(lambda: tiny.add_(1), device),
+        kernel_overhead=seconds(lambda: tiny.add_(1)),
         capacity=capacity_of(device),
         link_out=link_out,
         link_in=link_in,
@@ -46,23 +51,27 @@ def calibrate_device(device: Device) -> Hardware:
     )
 
 
-def _seconds(fn: Callable[[], object], device: torch.device, sample: float = 0.02, samples: int = 5) -> float:
+def _seconds(
+    fn: Callable[[], object], device: torch.device, clock: Clock, sample: float = 0.02, samples: int = 5
+) -> float:
     """The median time of one call of `fn`, over samples of enough calls to last `sample` seconds each."""
 
     def timed(calls: int) -> float:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(calls):
             fn()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return (time.perf_counter() - start) / calls
+        return (clock() - start) / calls
 
     timed(1)  # what only the first call costs
     calls = max(1, round(sample / timed(3)))
     return statistics.median(timed(calls) for _ in range(samples))
 
 
-def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> tuple[float, float]:
+def _link(
+    source: torch.Tensor, target: torch.Tensor, device: torch.device, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
     """Bytes/s to the host and back, by the runtime's own copies."""
     pool = HostPool(exact(device))
     reservation = pool.reserve(source.nbytes)
@@ -75,21 +84,21 @@ def _link(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> t
         held.append(copy.value)
 
     try:
-        seconds_out = _seconds(out, device)
-        seconds_in = _seconds(lambda: pool.reload(held[0], target).finish(), device)
+        seconds_out = _seconds(out, device, clock)
+        seconds_in = _seconds(lambda: pool.reload(held[0], target).finish(), device, clock)
     finally:
         held.clear()
         pool.release(reservation)
     return source.nbytes / seconds_out, source.nbytes / seconds_in
 
 
-def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
+def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
     """FLOP/s of a square product, of growing size until one takes 20 ms or has the largest size."""
     largest = 8192 if device.type == "cuda" else 1024
     size = 128
     while True:
         left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
-        seconds = _seconds(functools.partial(torch.mm, left, right, out=out), device)
+        seconds = _seconds(functools.partial(torch.mm, left, right, out=out), device, clock)
         if size == largest or seconds > 0.02:
             return 2 * size**3 / seconds
         size *= 2

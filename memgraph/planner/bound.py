@@ -74,7 +74,8 @@ class LowerBounds:
         if found is None:
             return LowerBound(0.0, 0.0) if fits else None
         seconds = (found.cost - ACCURACY) * self.relaxation.second - self.stock_time
-        price = sum(float(found.prices[row]) for row in self.relaxation.peak_rows.values())
+        rows = [*self.relaxation.peak_rows.values(), *(row for _, row in self.relaxation.narrows.values())]
+        price = sum(float(found.prices[row]) for row in rows)
         price *= self.relaxation.second / self.relaxation.unit
         return LowerBound(min(0.0, seconds) if fits else seconds, price)
 

@@ -40,6 +40,10 @@ class Moments:
     """By storage of the forward: the last place of the backward that reads it."""
     beside: Mapping[int, frozenset[int]]
     """By storage of the forward: the places at which `backward` has its bytes."""
+    own: Mapping[int, tuple[int, int]]
+    """By storage of the backward: the first and the last place at which `backward` has its bytes."""
+    written: frozenset[int]
+    """Operators of the backward that are written to memory in every plan."""
 
     def birth(self, storage: int) -> int:
         """The place of the forward from which on a storage stands; 0 for an input."""
@@ -57,12 +61,12 @@ def read_moments(facts: JointFacts, *, fused: bool) -> Moments:
     for i in facts.backward_outputs:
         if facts.values[i].storage in last:
             last[facts.values[i].storage] = end
-    backward = _backward(facts, base, fused)
+    backward, own, written = _backward(facts, base, fused)
     beside = _beside(facts, fused, reads, first, last)
     for storage, places in beside.items():
         for place in places:
             backward[place] += facts.values[storage].bytes
-    return Moments(forward, backward, born, counted, first, last, beside)
+    return Moments(forward, backward, born, counted, first, last, beside, own, written)
 
 
 def is_buffer(facts: JointFacts, storage: int) -> bool:
@@ -167,17 +171,21 @@ def _reads(facts: JointFacts, base: Program, fused: bool) -> dict[int, list[int]
     return found
 
 
-def _backward(facts: JointFacts, base: Program, fused: bool) -> np.ndarray:
-    """What surely stands at each operator of the backward, forward values apart."""
+def _backward(
+    facts: JointFacts, base: Program, fused: bool
+) -> tuple[np.ndarray, dict[int, tuple[int, int]], frozenset[int]]:
+    """What surely stands at each operator of the backward, forward values apart; where; what is surely written."""
     values, ours = facts.values, set(facts.backward)
     sure = surely_written(values, base, fused) & ours
     touching = _touching(facts, facts.backward, facts.backward_outputs, sure)
     last = _last_reads(facts, ((place, i) for place, i in enumerate(facts.backward) if i in touching))
-    level, _ = _standing(facts, sure, _births(facts, facts.backward), last, facts.backward_outputs, fused)
+    births = _births(facts, facts.backward)
+    level, counted = _standing(facts, sure, births, last, facts.backward_outputs, fused)
+    own = {i: (_stands_from(facts, i, births, fused), stop) for i, stop in counted.items()}
     level += sum(values[i].bytes for i in facts.held_outputs if values[i].kind not in ("primal", "tangent"))
     for place, i in enumerate(facts.backward):
         level[place] += values[i].scratch
-    return level
+    return level, own, frozenset(sure)
 
 
 def _beside(

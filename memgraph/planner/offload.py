@@ -94,10 +94,13 @@ class Offloader:
         chosen = self._assign(roots, ())
         return self._with(roots, chosen, math.inf) if chosen else base
 
-    def best(self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
+    def best(
+        self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = (), least: float = -math.inf
+    ) -> Candidate | None:
         """The fastest candidate found whose peak is at most `bound`; None if there is none.
 
         pool: candidates of which a few are bases, with Inductor's own choice.  more: candidates that all are bases.
+        least: seconds of which it is known that no candidate beats them.
         """
         best: Candidate | None = None
         for base in self._bases(pool, more):
@@ -106,6 +109,8 @@ class Offloader:
             found = self._under(base, bound)
             if found is not None:
                 best = found if best is None else min(best, found, key=self._cost)
+        if best is not None and best.seconds <= least and len(self.facts.values) > SMALL:
+            return best
         return self._changed(best, self._bases(pool, more), bound)
 
     def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
@@ -227,7 +232,7 @@ class Offloader:
         everything = self._assign(base, movable)
         narrowest = self._with(base, everything, 0)
         if narrowest.peak > bound:  # nothing gives memory back earlier
-            return None
+            return self._alone(base, bound)
         windows = (self._bytes(base, window) for window in WINDOWS)
         tried = ((window, self._with(base, everything, window)) for window in windows)
         window, best = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
@@ -242,12 +247,25 @@ class Offloader:
                 low = middle + 1
         return self._fewer(base, best, bound, window)
 
+    def _alone(self, base: Candidate, bound: int) -> Candidate | None:
+        """The base with one single value gone, whichever is best; of small graphs.
+
+        One that is born late may do alone, and where all have left, a copy back may make the peak.
+        """
+        movable = self.movable(base)
+        if not 1 < len(movable) <= FEW or len(self.facts.values) > SMALL:
+            return None
+        tried = (self._with(base, self._assign(base, [i]), window) for i in movable for window in (math.inf, 0.0))
+        return min((found for found in tried if found.peak <= bound), key=self._cost, default=None)
+
     def _fewer(self, base: Candidate, best: Candidate, bound: int, window: float) -> Candidate:
         """The same with single values kept on the device that need not leave; of small graphs.
 
         Values leave in the order of their births, and one that must may come behind one that need not.
         """
         gone = [move.value for move in best.moves]
+        alone = self._alone(base, bound) if gone else None
+        best = best if alone is None else min(best, alone, key=self._cost)
         if not 1 < len(gone) <= FEW or len(self.facts.values) > SMALL:
             return best
         for i in gone:

@@ -19,7 +19,6 @@ Without exchanges 3 of 95 random graphs of up to 10 values missed their lowest p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from memgraph.facts.actions import Recompute
@@ -103,8 +102,9 @@ def near(candidates: Candidates, base: Candidate) -> Iterator[tuple[frozenset[in
     """Saved sets and copies that differ from the base by one value, by its copies, or by both."""
     yield from _copied(candidates, base)
     kinds = (base.schedule.copies, *(kind for _, kind in _copied(candidates, base)))
-    for kind, saved in itertools.product(kinds, changes(candidates, base)):
-        yield saved, kind
+    for kind in kinds:
+        for saved in changes(candidates, base):  # one by one: a large graph has millions, and few are tried
+            yield saved, kind
 
 
 def _copied(candidates: Candidates, base: Candidate) -> Iterator[tuple[frozenset[int], Copies]]:

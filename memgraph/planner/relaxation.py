@@ -16,6 +16,7 @@ from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.linear import LinearProgram
 from memgraph.planner.moments import is_buffer, read_moments
+from memgraph.planner.narrows import Narrow, Narrows
 from memgraph.planner.needs import Needs
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
@@ -23,6 +24,9 @@ from memgraph.planner.queues import Tier
 # About how many variables a program may have. The row of an operator of the backward takes one for each value that may
 # have been computed again by then.
 MOST_VARIABLES = 30_000
+# For how many operators of the backward, each of another region, narrows are looked for: a walk over the backward each.
+# And how many operators of a region are tried for that.
+MOST_NARROWS = (8, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Relaxation:
         """By value and tier, the variable of its being away."""
         self.peak_rows: dict[tuple[bool, int], int] = {}
         """By direction (true for the backward) and place, the row that keeps what stands there under the peak."""
+        self.narrows: dict[int, tuple[Narrow, int]] = {}
+        """By place of the backward: what stands there in whichever way its inputs are made, and a row with that."""
         self._refined: set[int] = set()
         self._returned = {values[i].storage for i in facts.forward_outputs}
         for v in self.needs.inputs:
@@ -90,6 +96,8 @@ class Relaxation:
             self.forward_row(place)
         for place in places:
             self.backward_row(place)
+        if fused:  # else all values are written
+            self._narrow()
 
     # --- what is done with each value -----------------------------------------------------------------------
 
@@ -219,8 +227,24 @@ class Relaxation:
 
     def backward_row(self, place: int) -> None:
         """Add the row of an operator of the backward: saved and recomputed values that are still to be read."""
+        terms = self._standing(place, frozenset())
+        self._peak_row(place, True, terms, int(self.moments.backward[place]))
+
+    def _narrow(self) -> None:
+        """Add rows of operators whose inputs take memory in whichever way they are made: the fullest of few regions."""
+        found = Narrows(self.facts, self.moments)
+        for place in found.fullest(*MOST_NARROWS):
+            narrow = found.at(place)
+            if narrow.bytes:
+                terms = self._standing(place, narrow.storages)
+                surely = int(self.moments.backward[place]) + narrow.bytes
+                self.narrows[place] = narrow, self.program.row([(self.peak, 1.0), *terms], surely / self.unit)
+
+    def _standing(self, place: int, without: frozenset[int]) -> list[tuple[int, float]]:
+        """Terms of values that are still to be read at a place of the backward.  without: storages left out."""
         terms: list[tuple[int, float]] = []
-        for stay in self.stays:
+        values = self.facts.values
+        for stay in (stay for stay in self.stays if values[stay.value].storage not in without):
             if place <= stay.waits:
                 terms.append((self.saved[stay.value], -stay.bytes))
                 terms += [(column, stay.bytes) for column in self.leaving(stay.value)]
@@ -228,9 +252,9 @@ class Relaxation:
                 terms.append((self.saved[stay.value], -stay.bytes))
         for v, column in self._computed_by(place).items():
             later = self.moments.first.get(v, -1) > place
-            if later and is_buffer(self.facts, v) and self._held(v):
+            if later and is_buffer(self.facts, v) and self._held(v) and values[v].storage not in without:
                 terms.append((column, -self._held(v)))
-        self._peak_row(place, True, terms, int(self.moments.backward[place]))
+        return terms
 
     def _computed_by(self, place: int) -> Mapping[int, int]:
         """By value of the operator's region and the few before it: a variable, 1 if it was computed again by then.
@@ -260,11 +284,15 @@ class Relaxation:
         if (True, place) not in self.peak_rows:
             self.backward_row(place)
         self._refined.add(place)
-        self.program.extend(self.peak_rows[True, place], self._waiting(place))
+        waiting = self._waiting(place)
+        self.program.extend(self.peak_rows[True, place], [term for _, term in waiting])
+        if place in self.narrows:
+            narrow, row = self.narrows[place]
+            self.program.extend(row, [term for storage, term in waiting if storage not in narrow.storages])
         return True
 
-    def _waiting(self, place: int) -> list[tuple[int, float]]:
-        """Terms of saved values that only recomputed operators read, while none of these has run.
+    def _waiting(self, place: int) -> list[tuple[int, tuple[int, float]]]:
+        """Storages and terms of saved values that only recomputed operators read, while none of these has run.
 
         A value has been computed again by a place only if the backward has read it by then, or a recomputed operator
         has.
@@ -288,7 +316,7 @@ class Relaxation:
             waits = program.variable()
             gone = [*self.leaving(v), *(run[w] for w in self.needs.readers[v] if w in run)]
             program.row([(waits, 1.0), (self.saved[v], -1.0), *((column, 1.0) for column in gone)], 0.0)
-            terms.append((waits, -stay.bytes))
+            terms.append((self.facts.values[v].storage, (waits, -stay.bytes)))
         return terms
 
 

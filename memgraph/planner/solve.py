@@ -35,13 +35,15 @@ from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.offload import Offloader, Tiers
-from memgraph.planner.relaxed import Relaxed
+from memgraph.planner.relaxed import MOST_VALUES, Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
 NEIGHBOURS = 2
 # Steps from the lowest peak to the unplanned one: at each, a candidate is offered to a choice with other graphs.
 OFFERS = 6
+# Times that differ by less than this share of a step are equal: sums in another order.
+ALIKE = 1e-9
 
 
 class Planner:
@@ -92,14 +94,31 @@ class Planner:
         unplanned = self.unplanned()
         if bound is None or unplanned.peak <= bound:
             return unplanned
-        kept = None if self.uniform is None else self._kept(self.uniform, bound)
         if self.offloader is None:
-            return kept
+            return None if self.uniform is None else self._kept(self.uniform, bound)
+        moved = self.offloader.best(bound, *self._bases(), self._least_seconds)
+        if self.uniform is None or self._beats_all_kept(moved, bound):
+            return moved
+        kept = self._kept(self.uniform, bound)
         if kept is not None:
             kept = self.offloader.pinned(kept)
             kept = kept if kept.peak <= bound else None
-        moved = self.offloader.best(bound, *self._bases())
         return min((c for c in (kept, moved) if c is not None), key=by_time, default=None)
+
+    @property
+    def _least_seconds(self) -> float:
+        """Seconds that no candidate beats, whatever the bound: by more than sums in another order."""
+        least = self.candidates.stock.seconds if self.uniform is None else self.uniform.least_seconds
+        return least + ALIKE * self.candidates.stock_step
+
+    def _beats_all_kept(self, moved: Candidate | None, bound: int) -> bool:
+        """Whether no plan without tiers beats one with them, or their lack, under a bound: then none is looked for."""
+        if moved is not None and moved.seconds <= self._least_seconds:
+            return True
+        if len(self.facts.values) > MOST_VALUES:  # the program takes longer than the search
+            return False
+        least = self._bounds_alone.under(bound)
+        return least is None or (moved is not None and least.seconds >= moved.seconds)
 
     def unplanned(self) -> Candidate:
         """Inductor's own choice, less what the rules send to another tier."""
@@ -154,6 +173,11 @@ class Planner:
     def bounds(self) -> LowerBounds:
         """What no plan of this graph with these tiers can beat. The planner does not go by it."""
         return LowerBounds(self.candidates, None if self.offloader is None else self.offloader.tiers)
+
+    @functools.cached_property
+    def _bounds_alone(self) -> LowerBounds:
+        """The same of plans without tiers."""
+        return LowerBounds(self.candidates)
 
     def _bases(self) -> tuple[list[Candidate], tuple[Candidate, ...]]:
         """Candidates from which values may leave: uniform choices, and those of the linear program with the tiers."""

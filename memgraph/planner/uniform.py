@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -76,6 +77,17 @@ class UniformChoices:
             if all(candidate.peak < other.peak for _, other in best):
                 best.append((choice, candidate))
         return tuple(best)
+
+    @functools.cached_property
+    def least_seconds(self) -> float:
+        """Time of the fastest plan under no bound, beyond Inductor's own choice: bytes cost nothing in it.
+
+        Minus infinity where no saved set is legal.
+        """
+        try:
+            return self._cut.at(0.0).seconds - self.candidates.stock_time
+        except Uncuttable:
+            return -math.inf
 
     def mixed(self, slow: Choice, fast: Choice, bound: int) -> Candidate | None:
         """The slower choice for as few of the first regions as the bound allows, the faster for the rest."""

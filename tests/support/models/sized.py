@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tests.support.models.tiny import Loss
+from tests.support.models.unet import UNet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,10 +207,32 @@ def gemma4(shape: Shape) -> Made:
     return _with_labels(Gemma4ForCausalLM(config), shape)
 
 
+def gpt_oss(shape: Shape) -> Made:
+    """A mixture of eight experts, of which each token takes two; a window in every other layer."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        **_decoder(shape) | {"intermediate_size": shape.hidden},
+        head_dim=64,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=max(16, shape.sequence // 4),
+    )
+    return _with_labels(GptOssForCausalLM(config), shape)
+
+
+def unet(shape: Shape) -> Made:
+    """A U-Net of convolutions with `layers` levels, for an image of `sequence` pixels."""
+    side = 2**shape.layers * max(1, round(shape.sequence**0.5) // 2**shape.layers)
+    model = UNet(shape.hidden // 4, shape.layers)
+    image, noise = (torch.randn(shape.batch, 4, side, side) for _ in range(2))
+    return model, (image, noise), model
+
+
 FAMILIES: dict[str, Callable[[Shape], Made]] = {
     family.__name__: family for family in (llama, qwen3, gemma3, gpt2, bert, vit, t5)
 }
-MORE = {"gemma4": gemma4}  # for benchmarks of one lever
+MORE = {"gemma4": gemma4, "gpt_oss": gpt_oss, "unet": unet}  # for benchmarks of one lever
 
 
 UNMASKED = "sdpa_unmasked"
