@@ -31,8 +31,8 @@ from memgraph.planner.tiles import Shards
 from memgraph.reporting.report import Report
 
 Found = TypeVar("Found")
-# Sizes whose facts are kept: a search ends with a size that fits and the next one. Those of one size of an 8B Llama in
-# tiles take more than a gigabyte, and all that a search asked about took 19 (out of memory on a machine with 24).
+# Sizes whose facts are kept: a search ends with a size that fits and the next one. Those of a size take hundreds of
+# megabytes for an 8B Llama in tiles.
 KEPT = 2
 
 

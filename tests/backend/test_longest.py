@@ -119,7 +119,7 @@ def test_regions_that_are_as_long_at_one_size_alone_are_two_kinds():
 
 
 def test_a_search_keeps_what_it_knows_of_few_sizes():
-    """All that a search asked about took 19 GB for an 8B Llama in tiles."""
+    """The facts of a size take hundreds of megabytes for a large model."""
     loss, x = make(4 * STEP)
     kept = []
 

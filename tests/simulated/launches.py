@@ -23,14 +23,12 @@ import memgraph
 from memgraph import BudgetError, simulator
 from memgraph.backend import memgraph as memgraph_backend
 from memgraph.base import compat
-from memgraph.base.sizes import round_up
 from memgraph.reporting.report import Report
 from memgraph.step.run import current
 from memgraph.step.variants import Envelope
 from tests.simulated.models import made
 from tests.simulated.training import EXACT, bytes_of
 
-BLOCK = 512
 Peak = tuple[int, int]
 """Bytes that are requested, and allocated."""
 
@@ -127,15 +125,19 @@ class Watch:
         return outputs
 
     def _watch_backward(self, node: Any, report: Report, envelope: Envelope) -> None:
-        begun: list[tuple[Peak, int]] = []
+        begun: list[Peak] = []
+        given = sum(
+            event.bytes
+            for event in report.timeline.events
+            if event.phase == "backward" and event.bytes > 0 and "tangent" in event.value
+        )
 
-        def begins(gradients: Any) -> None:
-            given = {compat.storage_id(g): g.untyped_storage().nbytes() for g in gradients if g is not None}
-            begun.append((bytes_of("current"), sum(round_up(size, BLOCK) for size in given.values())))
+        def begins(*_: Any) -> None:
+            begun.append(bytes_of("current"))
             torch.cuda.reset_peak_memory_stats()
 
         def ends(*_: Any) -> None:
-            (level, given), peak = begun[-1], bytes_of("peak")
+            level, peak = begun[-1], bytes_of("peak")
             taken = envelope.held + given + peak[0] - level[0]
             self._note(report, "backward", envelope.backward, taken, level[1], peak)
 

@@ -40,9 +40,9 @@ class _Taken:
         """A symbolic size; None where it needs another symbol."""
         expression = size.node.expr
         if expression not in self._known:
-            values = {symbol: self._values.get(str(symbol)) for symbol in expression.free_symbols}
-            known = None not in values.values()
-            self._known[expression] = _number(size, values) if known else None
+            symbols = expression.free_symbols
+            values = {symbol: self._values[str(symbol)] for symbol in symbols if str(symbol) in self._values}
+            self._known[expression] = _number(size, values) if len(values) == len(symbols) else None
         return self._known[expression]
 
 
@@ -152,12 +152,12 @@ def _number(size: Any, values: Mapping[Any, int]) -> int:
 
     Raises GraphError where the value of a symbol is not known.
     """
-    import sympy
+    from sympy import Integer  # type: ignore[import-untyped]
 
     expression = size.node.expr
     if missing := expression.free_symbols - values.keys():
         raise GraphError(f"the size {size} needs {missing}, which the backward does not get")
-    return int(expression.xreplace({symbol: sympy.Integer(int(value)) for symbol, value in values.items()}))
+    return int(expression.xreplace({symbol: Integer(int(value)) for symbol, value in values.items()}))
 
 
 def free_symbols(size: Any) -> set[Any]:
