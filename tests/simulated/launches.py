@@ -136,13 +136,15 @@ class Watch:
             begun.append(bytes_of("current"))
             torch.cuda.reset_peak_memory_stats()
 
-        def ends(*_: Any) -> None:
-            level, peak = begun[-1], bytes_of("peak")
+        def ends() -> None:
+            if not begun:
+                return
+            level, peak = begun.pop(), bytes_of("peak")
             taken = envelope.held + given + peak[0] - level[0]
             self._note(report, "backward", envelope.backward, taken, level[1], peak)
 
         node.register_prehook(begins)
-        node.register_hook(ends)
+        compat.on_next(node, ends)  # a hook behind the node would have autograd hold the tangents
 
     def _report(self, compiled: Report) -> Report:
         """Of the plan that the newest launch runs: a graph under a budget in bytes may have several."""
