@@ -98,6 +98,8 @@ class Watch:
         self.options = options
         self.step = 1
         self.found: list[Launch] = []
+        self._running: Callable[[], None] | None = None
+        """What notes the end of the backward that runs."""
 
     def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         made = memgraph_backend(graph, inputs, options={"cache": False, **self.options})
@@ -133,18 +135,26 @@ class Watch:
         )
 
         def begins(*_: Any) -> None:
+            if self._running is not None:
+                self._over(self._running)
+            self._running = ends
             begun.append(bytes_of("current"))
             torch.cuda.reset_peak_memory_stats()
 
         def ends() -> None:
-            if not begun:
-                return
-            level, peak = begun.pop(), bytes_of("peak")
+            level, peak = begun[-1], bytes_of("peak")
             taken = envelope.held + given + peak[0] - level[0]
             self._note(report, "backward", envelope.backward, taken, level[1], peak)
 
         node.register_prehook(begins)
-        compat.on_next(node, ends)  # a hook behind the node would have autograd hold the tangents
+        # A hook behind the node would have autograd hold the tangents.
+        compat.on_next(node, lambda: self._over(ends))
+
+    def _over(self, ends: Callable[[], None]) -> None:
+        """A backward is over, if it is the one that runs."""
+        if self._running is ends:
+            self._running = None
+            ends()
 
     def _report(self, compiled: Report) -> Report:
         """Of the plan that the newest launch runs: a graph under a budget in bytes may have several."""
