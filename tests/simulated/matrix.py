@@ -57,7 +57,6 @@ CASES = {
     "regional": Case("llama", SMALL | {"layers": 4}, shares=BOTH, way="layer by layer"),
     "distributed": Case("llama", SMALL | {"layers": 4}, shares=(0.7,), way="distributed"),
     "flex": Case("flex", FEW, shares=BOTH),
-    "max autotune": Case("perceptron", {}, {"mode": "max-autotune-no-cudagraphs"}, shares=(0.8,)),
 }
 
 
