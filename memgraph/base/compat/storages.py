@@ -33,7 +33,7 @@ def holders_alone() -> tuple[int, int, int]:
 
     found: list[tuple[int, int, int]] = []
     with torch.enable_grad():
-        made = torch.ones(1, requires_grad=True).exp()
+        made = torch.ones(1, device="cpu", requires_grad=True).exp()
         made.grad_fn.register_prehook(lambda gradients: found.extend(map(_holders, gradients)))
         made.square().sum().backward()
     return found[0]
