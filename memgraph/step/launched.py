@@ -51,8 +51,8 @@ class Launched:
     counted: int = 0
     """Bytes of these that its plan takes for free then."""
     given: int = 0
-    """Bytes of the tangents that autograd gives away to its backward. They stand when that begins, and its plan counts
-    them as well."""
+    """Bytes of the tangents that autograd gives away to its backward, where that is recorded. They stand when it
+    begins, and its plan counts them as well."""
     returned: Returned | None = None
     """Its outputs, where somebody asks who holds them."""
     given_up: Dropped | None = None

@@ -169,8 +169,8 @@ class Run:
             launch.close()
             return
         launch.node = weakref.ref(node)
-        compat.holders_alone()  # counted here: within the backward it could not be
         if self._recorder is not None:
+            compat.holders_alone()  # counted here: within the backward it could not be
             launch.watch(outputs)
             watch = compat.on_end if self._recorder.within else compat.on_next
             launch.watched = watch(node, functools.partial(self._ends, launch))
@@ -183,7 +183,8 @@ class Run:
             if launch.round is not self.round:  # a retained graph runs again, in a round that does not know it
                 return
             others = tuple(number for number in self._open() if self.round[number] is not launch)
-            launch.backward_begins(others, compat.given_away(gradients, launch.device))
+            recorded = self._recorder is not None  # nobody else asks for the tangents
+            launch.backward_begins(others, compat.given_away(gradients, launch.device) if recorded else 0)
             if launch.returned is not None and self.round[-1] is launch:
                 launch.given_up = launch.returned.dropped()
             if self.round[-1] is not launch and (graph := launch.graph()) is not None:
