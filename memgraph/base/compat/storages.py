@@ -44,6 +44,10 @@ def given_away(gradients: Any, device: Any) -> int:
 
     gradients: as a prehook of the node has them. A number, and a part of a larger storage, do not count.
     """
+    import torch
+
+    if torch.compiler.is_compiling():  # compiled autograd traces the hook: its gradients are nobody's yet
+        return 0
     alone = holders_alone()
     counts = list(map(_holders, gradients))
     return sum(
@@ -62,7 +66,8 @@ def _holders(gradient: Any) -> tuple[int, int, int]:
 
     if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
         return 0, 0, 0
-    return gradient._use_count(), sys.getrefcount(gradient), StorageReference(gradient).holders()
+    storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
+    return gradient._use_count(), sys.getrefcount(gradient), storage
 
 
 def first_users_output(count: int) -> int | None:
