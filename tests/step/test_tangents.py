@@ -46,3 +46,21 @@ def test_blocks_one_by_one_reach_what_is_predicted_but_for_the_outputs_that_are_
         more = launch.predicted_above - launch.measured_above
         assert -1024 <= more <= OUTPUT + 1024
         assert launch.predicted_peak - launch.measured_peak == pytest.approx(more, abs=1024)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_compiled_autograd_may_trace_the_hooks():
+    torch._dynamo.reset()
+    gc.collect()
+    block = Block()
+    compiled = torch.compile(lambda x: block(x).square().mean(), backend=backend(budget="1GiB"))
+    for _ in range(3):
+        x = torch.randn(TOKENS, WIDTH)
+        block.zero_grad()
+        block(x).square().mean().backward()
+        wanted = block.linear.weight.grad
+        block.zero_grad()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            compiled(x).backward()
+        torch.testing.assert_close(block.linear.weight.grad, wanted)
