@@ -105,7 +105,7 @@ def planned(task: Task) -> Iterator[Result]:
     from memgraph.backend.options import parse_options
 
     torch.set_num_threads(1)
-    fn, args, kwargs = _step(task["model"])
+    fn, args, kwargs = step_of(task["model"])
     with tempfile.TemporaryDirectory() as folder:
         offload = {"nvme": folder, "min_bytes": 4096}
         for levers, options in (("recompute", {}), ("all", {"tile": True, "offload": offload})):
@@ -117,22 +117,27 @@ def planned(task: Task) -> Iterator[Result]:
             yield from explored(fn, args, kwargs, Target.of(parse_options(options), None, None), ask)
 
 
-def _step(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def step_of(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A loss and its arguments: a model of any size with its layers, or a tiny one of the zoo."""
-    name, _, layers = model.partition(":")
-    if layers:
-        from tests.support.models.sized import Shape, make
-
-        dropout = 0.1 if name == "gpt2" else 0.0
-        shape = Shape(layers=int(layers), hidden=256, sequence=2048, vocabulary=4096, dropout=dropout)
-        if name == "unet":  # pixels, and a quarter of the width at full size
-            shape = dataclasses.replace(shape, sequence=128 * 128, hidden=128)
-        case = make(name, shape)
+    if ":" in model:
+        case = case_of(model)
         return case.loss, case.inputs, {}
     from tests.families import FAMILIES
 
-    module, inputs = FAMILIES[name].make()
+    module, inputs = FAMILIES[model].make()
     return module, (), inputs
+
+
+def case_of(model: str) -> Any:
+    """A model of any size with its layers, such as "llama:4"."""
+    from tests.support.models.sized import Shape, make
+
+    name, _, layers = model.partition(":")
+    dropout = 0.1 if name == "gpt2" else 0.0
+    shape = Shape(layers=int(layers), hidden=256, sequence=2048, vocabulary=4096, dropout=dropout)
+    if name == "unet":  # pixels, and a quarter of the width at full size
+        shape = dataclasses.replace(shape, sequence=128 * 128, hidden=128)
+    return make(name, shape)
 
 
 def _judged(explorer: Any, fractions: list[float]) -> list[Result]:
@@ -202,11 +207,17 @@ def _row(plain: Any, choice: Any, bound: int) -> Result:
 
 def _stages(plain: Any, bound: int) -> Result:
     """The slow-down of each stage's best plan."""
+    found = best_of_stages(plain, bound)
+    return {arm: None if c is None else c.seconds / plain.seconds for arm, c in found.items()}
+
+
+def best_of_stages(plain: Any, bound: int) -> dict[str, Any]:
+    """By stage of the planner, its best candidate for a graph without tiles; None where none fits."""
     from memgraph.planner import polish
     from memgraph.planner.candidates import by_time
 
     planner = plain.planner
-    found = {
+    return {
         "uniform": min((c for _, c in planner.uniform.found if c.peak <= bound), key=by_time, default=None),
         "greedy": polish.fill(planner.candidates, planner.smallest(), bound)
         if planner.smallest().peak <= bound
@@ -214,7 +225,6 @@ def _stages(plain: Any, bound: int) -> Result:
         "mixed": planner.without_relaxed().best(bound),
         "now": planner.best(bound),
     }
-    return {arm: None if c is None else c.seconds / plain.seconds for arm, c in found.items()}
 
 
 if __name__ == "__main__":

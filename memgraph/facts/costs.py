@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -74,7 +75,32 @@ def _shape(item: Any) -> Any:
 
 
 def flops(node: Node) -> int:
-    """Floating-point operations of one node; 0 if no formula is known."""
+    """Floating-point operations of one node; 0 if no formula is known.
+
+    Causal attention counts the keys that a query may see: its kernels leave out the blocks above the diagonal.
+    """
+    whole = _flops(node)
+    return int(whole * _share_of_pairs(node)) if whole and _argument(node, "is_causal") else whole
+
+
+def _share_of_pairs(node: Node) -> Fraction:
+    """The share of the pairs of a query and a key that causal attention looks at."""
+    queries, keys = (_shape(_argument(node, name))[-2] for name in ("query", "key"))
+    square = min(queries, keys)  # query n sees the first n + 1 keys, whichever of the two are more
+    seen = square * (square + 1) // 2 + (queries - square) * keys
+    return Fraction(seen, max(1, queries * keys))
+
+
+def _argument(node: Node, name: str) -> Any:
+    """An argument of a call by its name; None for none, where the operator has no such argument, or no schema."""
+    schema = getattr(node.target, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == name:
+            return node.args[place] if place < len(node.args) else node.kwargs.get(name, argument.default_value)
+    return None
+
+
+def _flops(node: Node) -> int:
     name = qualified_name(node.target)
     if name.startswith(_ATTENTION):
         # torch has no formula, or newer versions alone: two products of (queries x keys x width), five in the backward.
