@@ -121,7 +121,7 @@ def test_operators_allocate_their_outputs_and_views_do_not():
     assert names[4:6] == ["convolution scratch"] * 2
 
 
-def test_cuda_sizes_are_rounded_and_other_devices_do_not_count():
+def test_other_devices_do_not_count():
     body = """
         with torch.cuda._DeviceGuard(0):
             torch.cuda.set_device(0)
@@ -134,8 +134,7 @@ def test_cuda_sizes_are_rounded_and_other_devices_do_not_count():
         return (buf0, buf1, buf2, )
     """
     before = "triton_0 = async_compile.triton('triton_0', '''code''')"
-    assert changes(read(body, before=before, device="cuda")) == [("buf0", 512), ("buf2", 512)]
-    assert changes(read(body, before=before, device="cuda", granularity=1)) == [("buf0", 12), ("buf2", 12)]
+    assert changes(read(body, before=before, device="cuda")) == [("buf0", 12), ("buf2", 12)]
     assert changes(read(body, before=before)) == [("buf1", 12)]
 
 
@@ -270,6 +269,20 @@ def test_step():
     assert step_timeline(forward, None).peak == 2 * KIB
 
 
+def test_a_gradient_comes_in_the_layout_of_its_output():
+    """AOTAutograd traces a backward with contiguous tangents, and copies all that come otherwise before it begins."""
+    apart = "empty_strided_cpu((16, 16), (1, 16), torch.float32)"
+    saved, backward = {0: 2}, "buf0 = empty_strided_cpu((1, ), (1, ), torch.float32)\nreturn (buf0, )"
+
+    def peak(first: str) -> int:
+        forward = read(f"buf0 = {first}\nbuf1 = {first}\nbuf2 = {NEW}\nreturn (buf0, buf1, buf2, )")
+        given = [tensor("buf2", 256), tensor("tangents_1", 16, 16), tensor("tangents_2", 16, 16)]
+        return step_timeline(forward, read(backward, saved_inputs(given, forward, saved)), saved).peak
+
+    assert peak("empty_strided_cpu((16, 16), (16, 1), torch.float32)") == 5 * KIB + 4
+    assert peak(apart) == 7 * KIB  # both gradients twice, before anything of the backward is there
+
+
 def test_what_lies_on_another_device_is_no_part_of_a_step():
     body = """
         buf0 = empty_strided_cuda((3, ), (1, ), torch.float32)
@@ -279,7 +292,7 @@ def test_what_lies_on_another_device_is_no_part_of_a_step():
     forward = read(body, device="cuda")
     given = [tensor("buf0", 3, device="cuda"), tensor("there", 75, device="cuda"), tensor("here", 75)]
     backward = read("return (None, )", saved_inputs(given, forward, {0: 0}), device="cuda")
-    saved_and_tangent = 2 * 512  # in blocks
+    saved_and_tangent = 3 * 4 + 75 * 4
     assert max(step_timeline(forward, backward, {0: 0}, dropped={1}).sums()) == saved_and_tangent
     assert min(step_timeline(forward, backward, {0: 0}, dropped={1}).sums()) >= 0
     assert step_timeline(forward, None, dropped={0, 1}).sums()[-1] == 0
