@@ -35,6 +35,8 @@ __all__ = [
     "without_work",
 ]
 
+HEADS = 4  # dimensions of what attention reads
+
 Phase = Literal["forward", "backward"]
 
 
@@ -255,22 +257,22 @@ def saved_inputs(
     return tuple(linked)
 
 
-def _laid_out_anew(forward: Lowered, backward: Lowered, saved: Mapping[int, int]) -> list[Event]:
+def _laid_out_anew(backward: Lowered, saved: Collection[int]) -> list[Event]:
     """Copies of tangents that come in another layout than the backward was traced with: AOTAutograd makes all of them,
     and then lets go of what came.
 
-    It traces with contiguous tangents. Gradients mostly come in the layout of the output that they are of, so those of
-    outputs that are not contiguous are counted as copied: attention's keys that another graph reads, say.
+    It traces with the layout of the output. In which layout a gradient comes is up to who makes it, and that is another
+    graph. Attention gives the gradients of its keys, [batch, heads, tokens, features], with the heads behind the
+    tokens, and rows of tokens come contiguous: so where the output is contiguous and has four dimensions or more, its
+    gradient is counted as copied.
     """
-    apart = {
-        (output.dtype, output.size)
-        for output in forward.outputs[: min(saved.values(), default=len(forward.outputs))]
-        if forward.counts(output.device) and not _is_contiguous(output.size, output.stride)
-    }
     copied = [
         (f"the layout of {given.name}", given.bytes)
         for i, given in enumerate(backward.inputs)
-        if i not in saved and (given.dtype, given.size) in apart and _is_contiguous(given.size, given.stride)
+        if i not in saved
+        and len(given.size) >= HEADS
+        and backward.counts(given.device)
+        and _is_contiguous(given.size, given.stride)
     ]
     return [Event("backward", name, sign * size) for sign in (1, -1) for name, size in copied]
 
@@ -301,7 +303,7 @@ def step_timeline(
             (str(tangent.storage), tangent.bytes, tangent.owned) for tangent in given if backward.counts(tangent.device)
         ]
         events += [Event("backward", name, size) for name, size, _ in tangents]
-        events += _laid_out_anew(forward, backward, known)
+        events += _laid_out_anew(backward, known)
         reuses += [replace(reuse, after=reuse.after + len(events)) for reuse in backward.reuses]
         events += backward.events
         events += [Event("backward", name, -size) for name, size, owned in tangents if not owned]

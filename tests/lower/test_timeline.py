@@ -269,18 +269,17 @@ def test_step():
     assert step_timeline(forward, None).peak == 2 * KIB
 
 
-def test_a_gradient_comes_in_the_layout_of_its_output():
-    """AOTAutograd traces a backward with contiguous tangents, and copies all that come otherwise before it begins."""
-    apart = "empty_strided_cpu((16, 16), (1, 16), torch.float32)"
-    saved, backward = {0: 2}, "buf0 = empty_strided_cpu((1, ), (1, ), torch.float32)\nreturn (buf0, )"
+def test_gradients_of_heads_come_in_another_layout():
+    """AOTAutograd traces a backward with the layout of outputs, and copies what comes otherwise before it begins."""
+    forward = read(f"buf0 = {NEW}\nbuf1 = {NEW}\nbuf2 = {NEW}\nreturn (buf0, buf1, buf2, )")
 
-    def peak(first: str) -> int:
-        forward = read(f"buf0 = {first}\nbuf1 = {first}\nbuf2 = {NEW}\nreturn (buf0, buf1, buf2, )")
-        given = [tensor("buf2", 256), tensor("tangents_1", 16, 16), tensor("tangents_2", 16, 16)]
-        return step_timeline(forward, read(backward, saved_inputs(given, forward, saved)), saved).peak
+    def peak(*size: int) -> int:
+        given = [tensor("buf2", 256), tensor("tangents_1", *size), tensor("tangents_2", *size)]
+        body = "buf0 = empty_strided_cpu((1, ), (1, ), torch.float32)\nreturn (buf0, )"
+        return step_timeline(forward, read(body, saved_inputs(given, forward, {0: 2})), {0: 2}).peak
 
-    assert peak("empty_strided_cpu((16, 16), (16, 1), torch.float32)") == 5 * KIB + 4
-    assert peak(apart) == 7 * KIB  # both gradients twice, before anything of the backward is there
+    assert peak(16, 16) == 5 * KIB + 4
+    assert peak(1, 4, 16, 4) == 7 * KIB  # both gradients twice, before anything of the backward is there
 
 
 def test_what_lies_on_another_device_is_no_part_of_a_step():
