@@ -43,7 +43,7 @@ ifneq ($(shell cat $(CUDA_DONE) 2>/dev/null),$(CUDA_BASE))
 .PHONY: $(CUDA_DONE)
 endif
 
-.PHONY: demo test test-fast test-simulated examples lint bench zoo clean
+.PHONY: demo test test-fast test-simulated cuda-base examples lint bench zoo clean
 
 demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
@@ -62,6 +62,10 @@ test-fast: $(DONE)
 test-simulated: $(CUDA_DONE)
 	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m memgraph.simulator --card $(CARD) -- \
 		-m pytest -q -n $(WORKERS) --dist load --durations=20 tests/simulated
+
+# Where torch's CUDA build lies, or would.
+cuda-base:
+	@echo "$(CUDA_BASE)"
 
 # Every script of examples/ against eager training.
 examples: $(DONE) $(TRL)

@@ -305,7 +305,8 @@ class Attempts:
         purpose = self.job.purpose
         if not purpose.tightest:
             return 0
-        return purpose.again * max(Envelope.of(attempt.report.timeline).held, purpose.gradients)
+        counted = _counted(attempt.report.timeline, self.job.device.type)
+        return purpose.again * max(Envelope.of(counted).held, purpose.gradients)
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
         """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.
@@ -346,7 +347,9 @@ class Attempts:
 
 def _counted(timeline: Timeline, device: str) -> Timeline:
     """A timeline as the device's allocator counts it, which a budget is held against: on CUDA in whole blocks."""
-    if not caching_allocator.leaves_uncut(device):
+    if device != "cuda":
         return timeline
+    if not caching_allocator.leaves_uncut(device):
+        return timeline.in_multiples(caching_allocator.BLOCK)
     counted = timeline.in_blocks()
     return counted.above(int(caching_allocator.OTHERS_BLOCKS * counted.peak))

@@ -21,13 +21,11 @@ TRANSFERS = frozenset(("offload_start", "offload_finish", "reload_start", "reloa
 class Memory:
     """Makes storages that report their allocation and their end."""
 
-    def __init__(
-        self, log: Log, prefix: str, device: str, granularity: int, so_far: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, log: Log, prefix: str, device: str, so_far: Callable[[], int] = lambda: 0) -> None:
         """log: told of each allocation (+) and free (-) on `device`, in order.  prefix: of the storages' names.
-        granularity: sizes are rounded up to a multiple of it.  so_far: how many changes the log has by now.
+        so_far: how many changes the log has by now.
         """
-        self._log, self._prefix, self._device, self._granularity = log, prefix, device, granularity
+        self._log, self._prefix, self._device = log, prefix, device
         self._so_far = so_far
         self._names: dict[str, int] = {}
         self._fakes = compat.fake_mode()
@@ -40,7 +38,6 @@ class Memory:
         name = f"{self._prefix}.{target}" + (f"#{count}" if count > 1 else "")
         if torch.device(device).type != self._device:
             return Storage(name, nbytes, None)
-        nbytes = -(-nbytes // self._granularity) * self._granularity
         self._log(name, nbytes)
         return Storage(name, nbytes, self._log)
 

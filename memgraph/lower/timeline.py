@@ -6,6 +6,7 @@ The sweep over an FX graph is an estimate, because Inductor fuses, reuses buffer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,7 +15,6 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.base.sizes import round_up
 from memgraph.lower.memory import Log, Memory
 from memgraph.lower.tensors import Shadow, Storage
 from memgraph.lower.wrapper import Interpreter, NotReadable
@@ -35,7 +35,7 @@ __all__ = [
     "without_work",
 ]
 
-CUDA_BLOCK = 512  # the caching allocator's statistics count in blocks of this many bytes
+HEADS = 4  # dimensions of what attention reads
 
 Phase = Literal["forward", "backward"]
 
@@ -91,8 +91,6 @@ class Lowered:
     """Storages that another value is written to, and that got another name."""
     device: str = "cpu"
     """The kind of device whose memory this is about."""
-    granularity: int = 1
-    """Events are rounded up to a multiple of so many bytes."""
 
     def counts(self, device: str) -> bool:
         """Whether bytes on a device, such as "cuda:0", are among those that the events are about."""
@@ -111,33 +109,30 @@ def read_wrapper(
     *,
     symbols: Mapping[str, int] | None = None,
     device: str = "cpu",
-    granularity: int | None = None,
 ) -> Lowered:
-    """What a wrapper allocates and frees on `device` ("cpu" or "cuda").
+    """What a wrapper allocates and frees on `device` ("cpu" or "cuda"): the bytes that it asks for.
 
     symbols: values of sizes that depend on data (`u0`); those of the inputs' shapes follow from the inputs.
-    granularity: sizes are rounded up to a multiple of it. Default: 512 on CUDA, as its statistics count.
 
     Raises NotReadable, with the line, for anything whose effect on memory is not known.
     """
-    granularity = granularity or (CUDA_BLOCK if device == "cuda" else 1)
     log: list[Event] = []
 
     def record(name: str, nbytes: int) -> None:
         if nbytes:
             log.append(Event(phase, name, nbytes))
 
-    memory = Memory(record, phase, device, granularity, lambda: len(log))
+    memory = Memory(record, phase, device, lambda: len(log))
     interpreter = Interpreter(source, memory, symbols or {})
     first: dict[int | str, str] = {}
     for given in inputs:
         first.setdefault(given.storage, given.name)
     # The arguments are made within the call: a variable here would keep them alive.
-    outputs = interpreter.call("call", _arguments(inputs, record, device, granularity))
+    outputs = interpreter.call("call", _arguments(inputs, record, device))
     events = tuple(log)  # taken before the outputs go, whose end is no part of the call
     described = tuple(_describe(output, first) for output in outputs)
     reuses = tuple(_reuses(memory, phase))
-    return Lowered(phase, tuple(inputs), described, events, interpreter.launches, reuses, device, granularity)
+    return Lowered(phase, tuple(inputs), described, events, interpreter.launches, reuses, device)
 
 
 def _reuses(memory: Memory, phase: Phase) -> Iterator[Reuse]:
@@ -148,7 +143,7 @@ def _reuses(memory: Memory, phase: Phase) -> Iterator[Reuse]:
             yield Reuse(after, storage, name, phase)
 
 
-def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: int) -> list[Shadow | int | None]:
+def _arguments(inputs: Sequence[Input], record: Log, device: str) -> list[Shadow | int | None]:
     """The arguments of a call, in storages that the call frees if it owns them."""
     owned: dict[int | str, bool] = {}
     for given in inputs:  # one input that the caller holds keeps the storage of all that share it
@@ -156,9 +151,8 @@ def _arguments(inputs: Sequence[Input], record: Log, device: str, granularity: i
     storages: dict[int | str, Storage] = {}
     for given in inputs:
         if given.dtype is not None and given.storage not in storages:
-            nbytes = round_up(given.bytes, granularity)
             counted = owned[given.storage] and torch.device(given.device).type == device
-            storages[given.storage] = Storage(given.storage, nbytes, record if counted else None)
+            storages[given.storage] = Storage(given.storage, given.bytes, record if counted else None)
     return [
         given.value
         if given.dtype is None
@@ -263,6 +257,32 @@ def saved_inputs(
     return tuple(linked)
 
 
+def _laid_out_anew(backward: Lowered, saved: Collection[int]) -> list[Event]:
+    """Copies of tangents that come in another layout than the backward was traced with: AOTAutograd makes all of them,
+    and then lets go of what came.
+
+    It traces with the layout of the output. In which layout a gradient comes is up to who makes it, and that is another
+    graph. Attention gives the gradients of its keys, [batch, heads, tokens, features], with the heads behind the
+    tokens, and rows of tokens come contiguous: so where the output is contiguous and has four dimensions or more, its
+    gradient is counted as copied.
+    """
+    copied = [
+        (f"the layout of {given.name}", given.bytes)
+        for i, given in enumerate(backward.inputs)
+        if i not in saved
+        and len(given.size) >= HEADS
+        and backward.counts(given.device)
+        and _is_contiguous(given.size, given.stride)
+    ]
+    return [Event("backward", name, sign * size) for sign in (1, -1) for name, size in copied]
+
+
+def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    return all(
+        n == 1 or step == math.prod(size[dim + 1 :]) for dim, (n, step) in enumerate(zip(size, stride, strict=True))
+    )
+
+
 def step_timeline(
     forward: Lowered, backward: Lowered | None, saved: Mapping[int, int] | None = None, dropped: Collection[int] = ()
 ) -> Timeline:
@@ -280,11 +300,10 @@ def step_timeline(
         known = saved or {}
         given = [tangent for i, tangent in enumerate(backward.inputs) if i not in known and tangent.bytes]
         tangents = [
-            (str(tangent.storage), round_up(tangent.bytes, backward.granularity), tangent.owned)
-            for tangent in given
-            if backward.counts(tangent.device)
+            (str(tangent.storage), tangent.bytes, tangent.owned) for tangent in given if backward.counts(tangent.device)
         ]
         events += [Event("backward", name, size) for name, size, _ in tangents]
+        events += _laid_out_anew(backward, known)
         reuses += [replace(reuse, after=reuse.after + len(events)) for reuse in backward.reuses]
         events += backward.events
         events += [Event("backward", name, -size) for name, size, owned in tangents if not owned]

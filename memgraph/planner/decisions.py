@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from memgraph.base.sizes import round_up
 from memgraph.facts.actions import LEVERS, Action, Tile
 from memgraph.machine.caching_allocator import in_blocks
 
@@ -169,6 +170,12 @@ class Timeline:
         changes = [((event.value, event.where), event.bytes) for event in self.events]
         sizes = zip(self.events, in_blocks(changes), strict=True)
         return Timeline(tuple(dataclasses.replace(event, bytes=size) for event, size in sizes), self.reuses)
+
+    def in_multiples(self, of: int) -> Timeline:
+        """The same events with their bytes rounded up to multiples."""
+        sizes = ((event, round_up(abs(event.bytes), of)) for event in self.events)
+        events = (dataclasses.replace(event, bytes=size if event.bytes > 0 else -size) for event, size in sizes)
+        return Timeline(tuple(events), self.reuses)
 
     def above(self, level: int) -> Timeline:
         """The same events between an allocation of `level` bytes more and its free; reuses are left out."""

@@ -62,6 +62,8 @@ def test_a_timeline_in_whole_blocks():
     assert (step.peak, step.in_blocks().peak) == (11 * MIB + 512, 12 * MIB)
     assert step.above(MIB).peak == 12 * MIB + 512 and step.above(MIB).sums()[-1] == step.sums()[-1]
     assert step.in_blocks().sums()[-1] == 0
+    odd = Timeline((Event("forward", "a", 12), Event("forward", "b", 513), Event("backward", "a", -12)))
+    assert odd.in_multiples(BLOCK).sums() == [512, 1536, 1024]
 
 
 @pytest.mark.parametrize("told, left", [("", True), ("expandable_segments:True", False), ("max_split_size_mb:4", True)])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator
 
 import pytest
 
-from memgraph.planner.offload import Tiers
+from memgraph.planner import polish
+from memgraph.planner.candidates import Candidates
+from memgraph.planner.offload import Offloader, Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 from tests.support.facts import chain
@@ -45,3 +49,31 @@ def test_what_is_not_looked_for_would_not_have_been_chosen(rate, monkeypatch):
     short = seconds()
     monkeypatch.setattr(Planner, "_beats_all_kept", lambda *_: False)
     assert short == pytest.approx(seconds())
+
+
+class _Counted(tuple[int, ...]):
+    """Values, of which each that is looked at is counted."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for i in super().__iter__():
+            self.looked_at += 1
+            yield i
+
+
+class _Watched(Candidates):
+    @functools.cached_property
+    def savable(self) -> _Counted:
+        return _Counted(super().savable)
+
+
+def test_exchanges_of_a_large_graph_are_made_as_they_are_tried():
+    """All at once, as many as saved values times others, they took all memory for a model of 32 layers."""
+    facts = chain([((n,), 100, 1e-6, n % 2 == 0, "") for n in range(640)], regions=8)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    candidates = _Watched(dataclasses.replace(facts, values=movable), fused=False)
+    offloader = Offloader(candidates, Tiers((Tier("host", 1e9, 1e9),)))
+    found = offloader.best(candidates.stock.peak // 2, [])
+    assert found is not None and found.moves
+    assert candidates.savable.looked_at <= polish.sweeps(facts)

@@ -2,6 +2,9 @@
 
 forward of a graph ── requested above its entry ──> the forward's peak of its plan
 its backward ── requested above where it begins, what it is given and what its forward holds ──> the backward's
+
+A plan takes every output for held by its caller until the backward ends. Where another graph was the caller, it has let
+go of its arguments by then; such an output goes within the backward if that alone holds it, so less is requested.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,8 @@ class Launch:
     """The most that was requested, all included."""
     allocated: int
     """The most that was allocated, all included."""
+    let_go: int = 0
+    """Outputs that the backward alone held when it began."""
 
     @property
     def off(self) -> int:
@@ -86,7 +91,7 @@ class Launched:
         """Assert that each launch requested what its plan says, from the first on, and that a budget was kept."""
         assert {launch.phase for launch in self.launches} == {"forward", "backward"}
         for launch in self.launches:
-            assert abs(launch.off) <= EXACT, f"{launch}\n{self}"
+            assert -EXACT - launch.let_go <= launch.off <= EXACT, f"{launch}\n{self}"
         if isinstance(self.budget, int):
             assert self.highest.allocated <= self.budget, str(self)
 
@@ -116,6 +121,7 @@ class Watch:
         known, level = len(memgraph.reports()), bytes_of("current")
         torch.cuda.reset_peak_memory_stats()
         outputs = made(*args)
+        held = [_Held.of(output, outputs) for output in outputs if isinstance(output, Tensor)]
         peak = bytes_of("peak")
         report = self._report(compiled)
         envelope = Envelope.of(report.timeline)
@@ -123,28 +129,30 @@ class Watch:
             self._note(report, "forward", envelope.forward, peak[0] - level[0], level[1], peak)
         node = compat.compiled_node(outputs)
         if node is not None:
-            self._watch_backward(node, report, envelope)
+            self._watch_backward(node, report, envelope, held)
         return outputs
 
-    def _watch_backward(self, node: Any, report: Report, envelope: Envelope) -> None:
+    def _watch_backward(self, node: Any, report: Report, envelope: Envelope, held: list[_Held]) -> None:
         begun: list[Peak] = []
+        let_go: list[int] = []
         given = sum(
             event.bytes
             for event in report.timeline.events
-            if event.phase == "backward" and event.bytes > 0 and "tangent" in event.value
+            if event.phase == "backward" and event.bytes > 0 and event.value.startswith("tangent")
         )
 
         def begins(*_: Any) -> None:
             if self._running is not None:
                 self._over(self._running)
             self._running = ends
+            let_go.append(sum({each.storage: each.bytes for each in held if each.let_go}.values()))
             begun.append(bytes_of("current"))
             torch.cuda.reset_peak_memory_stats()
 
         def ends() -> None:
             level, peak = begun[-1], bytes_of("peak")
             taken = envelope.held + given + peak[0] - level[0]
-            self._note(report, "backward", envelope.backward, taken, level[1], peak)
+            self._note(report, "backward", envelope.backward, taken, level[1], peak, let_go[-1])
 
         node.register_prehook(begins)
         # A hook behind the node would have autograd hold the tangents.
@@ -163,8 +171,32 @@ class Watch:
         found = None if variant is None else variant()
         return compiled if found is None or found.report is None else found.report
 
-    def _note(self, report: Report, phase: str, predicted: int, requested: int, level: int, peak: Peak) -> None:
-        self.found.append(Launch(self.step, report.graph, phase, predicted, requested, level, *peak))
+    def _note(
+        self, report: Report, phase: str, predicted: int, requested: int, level: int, peak: Peak, let_go: int = 0
+    ) -> None:
+        self.found.append(Launch(self.step, report.graph, phase, predicted, requested, level, *peak, let_go))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """An output of a graph, which this does not keep alive."""
+
+    storage: int
+    bytes: int
+    holders: int
+    """How many held it when the forward returned, beside the outputs themselves."""
+    reference: compat.StorageReference
+
+    @classmethod
+    def of(cls, output: Tensor, outputs: Sequence[Any]) -> _Held:
+        storage, reference = compat.storage_id(output), compat.StorageReference(output)
+        alike = sum(isinstance(other, Tensor) and compat.storage_id(other) == storage for other in outputs)
+        return cls(storage, output.untyped_storage().nbytes(), reference.holders() - alike, reference)
+
+    @property
+    def let_go(self) -> bool:
+        """Whether its caller does not hold it any more, and the backward does."""
+        return 0 < self.reference.holders() <= self.holders
 
 
 def layer_by_layer(name: str, watch: Watch, **arguments: Any) -> tuple[nn.Module, Callable[[], Tensor]]:
