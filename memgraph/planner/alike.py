@@ -10,9 +10,9 @@ Why not a library: of strategies for equal layers under one bound, the best mixt
 with one constraint has a solution with two values that are not 0). What is left is to find two, and a number.
 
 Algorithm: each uniform choice (uniform.py) saves the same in all layers of a class. The first layers take a slower one,
-the others a faster one: bisection finds how many must. Then values are saved again, those first whose recomputation
-is dearest a byte: all that correspond in the layers of one strategy at once, and at the end of one group as many as the
-bound allows. So a class has three strategies at most, where polish.py may leave one for each layer.
+the others a faster one: interpolation finds how many must (search.py). Then values are saved again, those first whose
+recomputation is dearest a byte: all that correspond in the layers of one strategy at once, and at the end of one group as
+many as the bound allows. So a class has three strategies at most, where polish.py may leave one for each layer.
 
 Oracle: tests/planner/test_alike.py compares it with the plan that is free to treat each layer by itself.
 """
@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate, Candidates, by_time
 from memgraph.planner.polish import sweeps, worth_saving
+from memgraph.planner.search import fewest_that_fit
 from memgraph.planner.uniform import UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
@@ -54,11 +55,12 @@ class AlikePlanner:
         fits = [candidate for candidate in found if candidate.peak <= bound]
         large = sorted((c for c in found if c.peak > bound), key=lambda c: -c.seconds)[:NEIGHBOURS]
         best = min(fits, key=by_time, default=None)
-        for slow in sorted(fits, key=by_time)[:NEIGHBOURS]:
-            for fast in large:
-                if fast.seconds < slow.seconds:
-                    mixed = self._bisected(slow, fast, bound)
-                    best = mixed if best is None else min([best, *([mixed] if mixed else [])], key=by_time)
+        pairs = [(s, f) for s in sorted(fits, key=by_time)[:NEIGHBOURS] for f in large if f.seconds < s.seconds]
+        for slow, fast in sorted(pairs, key=lambda pair: _mixture_seconds(*pair, bound)):
+            if best is not None and _mixture_seconds(slow, fast, bound) >= best.seconds:
+                break  # peaks and times go about evenly from one to the other
+            mixed = self._fewest(slow, fast, bound)
+            best = mixed if best is None else min([best, *([mixed] if mixed else [])], key=by_time)
         return best
 
     @functools.cached_property
@@ -88,21 +90,17 @@ class AlikePlanner:
         pairs = zip(self.facts.alike, chosen, strict=True)
         return frozenset(outside.union(layer[n] for layers, places in pairs for layer in layers for n in places))
 
-    def _bisected(self, slow: Candidate, fast: Candidate, bound: int) -> Candidate | None:
+    def _fewest(self, slow: Candidate, fast: Candidate, bound: int) -> Candidate | None:
         """What the slower choice saves in as few of the first layers as the bound allows, the faster in the rest."""
-        best, low, high = None, 0, len(self.borders) - 1
         copies = max(slow.schedule.copies, fast.schedule.copies)
-        while low <= high:
-            middle = (low + high) // 2
-            border = self.borders[middle]
+
+        def split(layers: int) -> Candidate | None:
+            border = self.borders[layers]
             saved = {i for i in slow.schedule.saved if i < border} | {i for i in fast.schedule.saved if i >= border}
-            found = self.candidates.of(frozenset(saved), copies)
-            if found is not None and found.peak <= bound:
-                best = found if best is None else min(best, found, key=by_time)
-                high = middle - 1
-            else:
-                low = middle + 1
-        return best
+            return self.candidates.of(frozenset(saved), copies)
+
+        tried = fewest_that_fit(split, (-1, fast.peak), (len(self.borders), slow.peak), bound)
+        return min((found for found in tried if found.peak <= bound), key=by_time, default=None)
 
     def _filled(self, best: Candidate, bound: int) -> Candidate:
         """The candidate with groups of values saved again, each whole, while there is room."""
@@ -130,15 +128,15 @@ class AlikePlanner:
         best = start
         for unit in self._units(start)[:NEIGHBOURS]:
             members = sorted(unit, reverse=True)
-            low, high = 1, len(members) - 1
-            while low <= high:
-                middle = (low + high) // 2
-                found = self._with(start, [frozenset(members[:middle])])
-                if found is None or found.peak > bound:
-                    high = middle - 1
-                    continue
-                low = middle + 1
-                best = min(best, found, key=by_time)
+
+            def without(first: int, members: Sequence[int] = members) -> Candidate | None:
+                return self._with(start, [frozenset(members[: len(members) - first])])
+
+            large = without(0)
+            if large is None or large.peak <= bound:
+                continue
+            tried = fewest_that_fit(without, (0, large.peak), (len(members), start.peak), bound)
+            best = min([best, *(found for found in tried if found.peak <= bound)], key=by_time)
         return best
 
     def _with(self, base: Candidate, units: Iterable[frozenset[int]]) -> Candidate | None:
@@ -156,6 +154,12 @@ class AlikePlanner:
             else:
                 units[i].append(i)
         return [frozenset(unit) for unit in units.values()]
+
+
+def _mixture_seconds(slow: Candidate, fast: Candidate, bound: int) -> float:
+    """About the time of the mixture that keeps the bound, if peaks and times go evenly from one to the other."""
+    share = (fast.peak - bound) / (fast.peak - slow.peak)
+    return share * slow.seconds + (1 - share) * fast.seconds
 
 
 def places(facts: JointFacts) -> dict[int, tuple[int, int, int]]:
