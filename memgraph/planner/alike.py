@@ -11,8 +11,8 @@ with one constraint has a solution with two values that are not 0). What is left
 
 Algorithm: each uniform choice (uniform.py) saves the same in all layers of a class. The first layers take a slower one,
 the others a faster one: interpolation finds how many must (search.py). Then values are saved again, those first whose
-recomputation is dearest a byte: all that correspond in the layers of one strategy at once, and at the end of one group as
-many as the bound allows. So a class has three strategies at most, where polish.py may leave one for each layer.
+recomputation is dearest a byte: all that correspond in the layers of one strategy at once, and at the end of one group
+as many as the bound allows. So a class has three strategies at most, where polish.py may leave one for each layer.
 
 Oracle: tests/planner/test_alike.py compares it with the plan that is free to treat each layer by itself.
 """

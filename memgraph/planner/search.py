@@ -23,7 +23,7 @@ from memgraph.planner.candidates import Candidate
 def fewest_that_fit(
     at: Callable[[int], Candidate | None], few: tuple[int, int], many: tuple[int, int], bound: int
 ) -> list[Candidate]:
-    """All candidates that were tried: among them that of the smallest number whose peak is at most `bound`, below `many`.
+    """What was tried: among it the candidate of the smallest number below `many` whose peak is at most `bound`.
 
     at: the candidate of a number; None where there is none, which counts as one that does not fit.
     few: a number and its peak, which passes the bound.  many: a larger one and its peak, which fits. Neither is tried.
