@@ -35,8 +35,6 @@ __all__ = [
     "without_work",
 ]
 
-HEADS = 4  # dimensions of what attention reads
-
 Phase = Literal["forward", "backward"]
 
 
@@ -261,18 +259,13 @@ def _laid_out_anew(backward: Lowered, saved: Collection[int]) -> list[Event]:
     """Copies of tangents that come in another layout than the backward was traced with: AOTAutograd makes all of them,
     and then lets go of what came.
 
-    It traces with the layout of the output. In which layout a gradient comes is up to who makes it, and that is another
-    graph. Attention gives the gradients of its keys, [batch, heads, tokens, features], with the heads behind the
-    tokens, and rows of tokens come contiguous: so where the output is contiguous and has four dimensions or more, its
-    gradient is counted as copied.
+    It traces with the layout of the output. In which layout a gradient comes is up to who makes it, another graph
+    mostly, which hands out contiguous ones: so the gradient of an output that is not contiguous is counted as copied.
     """
     copied = [
         (f"the layout of {given.name}", given.bytes)
         for i, given in enumerate(backward.inputs)
-        if i not in saved
-        and len(given.size) >= HEADS
-        and backward.counts(given.device)
-        and _is_contiguous(given.size, given.stride)
+        if i not in saved and backward.counts(given.device) and not _is_contiguous(given.size, given.stride)
     ]
     return [Event("backward", name, sign * size) for sign in (1, -1) for name, size in copied]
 

@@ -269,17 +269,18 @@ def test_step():
     assert step_timeline(forward, None).peak == 2 * KIB
 
 
-def test_gradients_of_heads_come_in_another_layout():
+def test_gradients_of_outputs_that_are_not_contiguous_are_copied():
     """AOTAutograd traces a backward with the layout of outputs, and copies what comes otherwise before it begins."""
     forward = read(f"buf0 = {NEW}\nbuf1 = {NEW}\nbuf2 = {NEW}\nreturn (buf0, buf1, buf2, )")
 
-    def peak(*size: int) -> int:
-        given = [tensor("buf2", 256), tensor("tangents_1", *size), tensor("tangents_2", *size)]
+    def peak(*stride: int) -> int:
+        tangents = [replace(tensor(f"tangents_{n}", 16, 16), stride=stride) for n in (1, 2)]
+        inputs = saved_inputs([tensor("buf2", 256), *tangents], forward, {0: 2})
         body = "buf0 = empty_strided_cpu((1, ), (1, ), torch.float32)\nreturn (buf0, )"
-        return step_timeline(forward, read(body, saved_inputs(given, forward, {0: 2})), {0: 2}).peak
+        return step_timeline(forward, read(body, inputs), {0: 2}).peak
 
-    assert peak(16, 16) == 5 * KIB + 4
-    assert peak(1, 4, 16, 4) == 7 * KIB  # both gradients twice, before anything of the backward is there
+    assert peak(16, 1) == 5 * KIB + 4
+    assert peak(1, 16) == 7 * KIB  # both gradients twice, before anything of the backward is there
 
 
 def test_what_lies_on_another_device_is_no_part_of_a_step():

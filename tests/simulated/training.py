@@ -14,7 +14,7 @@ from memgraph.backend import memgraph as memgraph_backend
 from memgraph.reporting.report import Report
 from tests.simulated.models import made
 
-# Bytes. A wrapper's are counted in blocks of 512, as the allocator's are that every size is rounded up to.
+# Bytes that a prediction may be off.
 EXACT = 4 * 1024
 
 
