@@ -236,18 +236,19 @@ class Offloader:
         tried = ((window, self._emptied(base, window)) for window in WINDOWS)
         wide, emptied = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
         window, best = self._bytes(base, wide), emptied
-        # What leaves lowers the peak by no more than its bytes. Mostly it lowers it by just these, so that is tried first.
+        # What leaves lowers the peak by no more than its bytes. Mostly it lowers it by nearly these, so the search begins
+        # there and goes on in steps that double until the bound is kept; then between the last two.
         gone = itertools.accumulate((self.facts.values[i].bytes for i in movable), initial=0)
         low = middle = next((n for n, size in enumerate(gone) if base.peak - size <= bound), 0)
-        high = len(movable) - 1
+        high, step = len(movable) - 1, 1
         while low <= high:
             found = self._with(base, self._assign(base, movable[:middle]), window)
             if found.peak <= bound:
                 best = min(best, found, key=self._cost)
-                high = middle - 1
+                high, step = middle - 1, len(movable)
             else:
-                low = middle + 1
-            middle = (low + high) // 2
+                low, step = middle + 1, 2 * step
+            middle = min(low + step, (low + high) // 2)
         return self._fewer(base, best, bound, window)
 
     def _emptied(self, base: Candidate, window: float) -> Candidate:
