@@ -7,7 +7,7 @@ Why not a library: whether a copy hides depends on all others in its queue and o
 helps depends on what stands at the peak. Both are known when the whole step has been swept with its copies in place.
 
 Algorithm: each of a few candidates is a base. Of its saved values those born first leave, as few as the bound asks for
-(bisection): they are away the longest, so their copies hide best. The window of bytes that may be under way is the
+(search): they are away the longest, so their copies hide best. The window of bytes that may be under way is the
 widest that fits: a smaller one gives memory back earlier and makes the step wait longer. The fastest of all bases wins.
 
 Oracle: tests/properties/test_plans.py: copies at any legal time give the same bits and the peak of the sweep, and no
@@ -236,8 +236,8 @@ class Offloader:
         tried = ((window, self._emptied(base, window)) for window in WINDOWS)
         wide, emptied = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
         window, best = self._bytes(base, wide), emptied
-        # What leaves lowers the peak by no more than its bytes. Mostly it lowers it by nearly these, so the search begins
-        # there and goes on in steps that double until the bound is kept; then between the last two.
+        # What leaves lowers the peak by no more than its bytes, and mostly by nearly these. So the search begins where
+        # they suffice, and goes on in steps that double until the bound is kept; then between the last two.
         gone = itertools.accumulate((self.facts.values[i].bytes for i in movable), initial=0)
         low = middle = next((n for n, size in enumerate(gone) if base.peak - size <= bound), 0)
         high, step = len(movable) - 1, 1
