@@ -8,7 +8,8 @@ Values are indexed in topological order. A view shares the `storage` of what it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,10 +54,39 @@ class JointFacts:
     alike: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Layers of the forward that are to be planned alike: by class, by layer, its values, which correspond by place."""
 
-    @property
+    # What follows is asked for once for each of some hundred candidates.
+
+    @functools.cached_property
     def held_outputs(self) -> frozenset[int]:
         """The storages that the user holds until the backward has run, by the values that own them."""
         return frozenset(self.values[i].storage for i in self.forward_outputs if i not in self.dropped)
+
+    @functools.cached_property
+    def primals(self) -> tuple[int, ...]:
+        """The inputs of the forward, which the backward may read as well."""
+        return tuple(i for i, value in enumerate(self.values) if value.kind == "primal")
+
+    @functools.cached_property
+    def tangents(self) -> tuple[int, ...]:
+        """The inputs of the backward alone."""
+        return tuple(i for i, value in enumerate(self.values) if value.kind == "tangent")
+
+    @functools.cached_property
+    def always_run(self) -> frozenset[int]:
+        """The values that the forward has or computes whatever it saves."""
+        unread = [i for i in self.forward if (fixed := self.values[i].fixed) is not None and fixed.runs_unread]
+        return frozenset(self.with_inputs([*self.forward_outputs, *unread]))
+
+    def with_inputs(self, wanted: Iterable[int], known: Collection[int] = ()) -> set[int]:
+        """Values with all that they are computed from, but for those that are known."""
+        found: set[int] = set()
+        pending = [i for i in wanted if i not in known]
+        while pending:
+            i = pending.pop()
+            if i not in found:
+                found.add(i)
+                pending += [j for j in self.values[i].inputs if j not in known]
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

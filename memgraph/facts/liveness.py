@@ -72,31 +72,14 @@ class Sweep:
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     """Add up what is allocated while a program runs.  fused: which of the two models (see above)."""
     storage_of = _storages(values, program)
-    real, touched = _kernels(values, program, storage_of, fused)
-    births: dict[int, int] = {}
-    last: dict[int, int] = {}
-    size: dict[int, int] = {}
-    for slot, value in enumerate(program.values):
-        storage = storage_of[slot]
-        if storage == slot and real[slot]:
-            births[slot] = slot
-            # A saved view keeps all of what it views alive.
-            size[slot] = values[values[value].storage if slot < program.inputs else value].bytes
-            last.setdefault(slot, slot)
-            container = _container(values, program, slot)
-            if container in births:
-                births[slot] = container
-                size[container] -= size[slot]
-                continue  # the recompute pass takes the tuple apart right where it is made
-        for read in touched[slot]:  # slots only grow: the last to touch a storage is the one that frees it
-            last[read] = slot
+    births, last, size = (_allocated if fused else _interpreted)(values, program, storage_of)
     copied = {}
     for slot, step in program.until:
         if step >= last.get(storage_of[slot], -1):
             copied[storage_of[slot]] = last[storage_of[slot]] = step
     kept = {storage_of[slot] for slot in program.outputs}
-    callers = {storage_of[slot] for slot in range(program.inputs) if slot not in program.owned}
-    deaths = {s: at for s, at in last.items() if s in births and s not in kept and s not in callers}
+    kept.update(storage_of[slot] for slot in range(program.inputs) if slot not in program.owned)  # the caller's
+    deaths = {s: at for s, at in last.items() if s not in kept and s in births}
     usage, in_place = _usage(values, program, births, deaths, size, fused, copied)
     return Sweep(tuple(storage_of), size, births, deaths, usage, in_place)
 
@@ -124,49 +107,93 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
     return slot
 
 
-def _container(values: Sequence[Value], program: Program, slot: int) -> int:
-    """The slot of the operator with several outputs of which this slot is one; -1 for every other slot.
-
-    The operator allocates all its outputs; those that nothing reads die there.
-    """
-    reads = program.reads[slot]
-    return reads[0] if len(reads) == 1 and values[program.values[reads[0]]].kind == "tuple" else -1
+Allocated = tuple[dict[int, int], dict[int, int], dict[int, int]]
+"""By storage: the slot at which it is born, the last slot that touches it, its size. Storages come as they are born."""
 
 
-def _kernels(
-    values: Sequence[Value], program: Program, storage_of: list[int], fused: bool
-) -> tuple[list[bool], list[frozenset[int]]]:
-    """Which slots get a buffer, and by slot the storages that its kernel reads, those of inlined values included."""
-    count = len(program.values)
+def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int]) -> Allocated:
+    """As the FX interpreter allocates: every operator writes its output, and reads its inputs."""
+    births: dict[int, int] = {}
+    last: dict[int, int] = {}
+    size: dict[int, int] = {}
+    for slot, storage in enumerate(storage_of):
+        if storage == slot and _born(values, program, slot, (births, last, size)):
+            continue
+        if slot >= program.inputs and slot not in program.loads:
+            last[storage] = slot
+            for read in program.reads[slot]:  # slots only grow: the last to touch a storage is the one that frees it
+                last[storage_of[read]] = slot
+    return births, last, size
+
+
+def _allocated(values: Sequence[Value], program: Program, storage_of: list[int]) -> Allocated:
+    """As Inductor allocates: values that are inlined get no buffer, and their readers read what they read."""
     kinds = [values[value].kind for value in program.values]
     readers, wanted = _wanted(kinds, program)
-    real = [True] * count
-    heavy = [False] * count  # whether a heavy function is inlined into the slot
-    touched: list[frozenset[int]] = [NOTHING] * count
-    through: list[frozenset[int]] = [NOTHING] * count
-    for slot in range(count):
-        if slot < program.inputs or slot in program.loads:
-            through[slot] = frozenset((storage_of[slot],))
+    births: dict[int, int] = {}
+    last: dict[int, int] = {}
+    size: dict[int, int] = {}
+    found = births, last, size
+    heavy = [False] * len(kinds)  # whether a heavy function is inlined into the slot
+    through: list[int | frozenset[int]] = list(storage_of)  # the storage, or storages, that a reader of the slot reads
+    for slot in range(program.inputs):
+        if storage_of[slot] == slot:
+            _born(values, program, slot, found)
+    for slot in range(program.inputs, len(kinds)):
+        sources, kind, storage = program.reads[slot], kinds[slot], storage_of[slot]
+        if not sources and slot in program.loads:
+            _born(values, program, slot, found)
             continue
-        sources = program.reads[slot]
-        reads = through[sources[0]] if len(sources) == 1 else NOTHING.union(*[through[read] for read in sources])
-        kind = kinds[slot]
-        if not fused:
-            touched[slot] = reads | {storage_of[slot]}
-            through[slot] = frozenset((storage_of[slot],))
-            continue
-        through[slot] = reads
         heavy[slot] = values[program.values[slot]].heavy or any([heavy[read] for read in sources])
         if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
+            through[slot] = through[sources[0]] if len(sources) == 1 else _together([through[read] for read in sources])
+        elif not wanted[slot] and kind not in BUFFERS:
+            reads = through[sources[0]] if len(sources) == 1 else _together([through[read] for read in sources])
+            many = isinstance(reads, frozenset) and len(reads) > MOST_INLINED_READS
+            if readers[slot] < 2 or not (heavy[slot] or many):
+                through[slot] = reads
+                continue
+        if storage == slot and _born(values, program, slot, found):
+            heavy[slot] = heavy[slot] and kind == "view"
             continue
-        shared = readers[slot] > 1 and (heavy[slot] or len(reads) > MOST_INLINED_READS)
-        if wanted[slot] or kind in BUFFERS or shared:
-            touched[slot] = reads
-            through[slot] = frozenset((storage_of[slot],))
+        if kind != "view":
             heavy[slot] = False
+            for read in sources:  # slots only grow: the last to touch a storage is the one that frees it
+                reads = through[read]
+                if isinstance(reads, int):
+                    last[reads] = slot
+                else:
+                    last.update(dict.fromkeys(reads, slot))
+    return births, last, size
+
+
+def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated) -> bool:
+    """Add a storage.  Returns whether it is an output of an operator with several, which has allocated it.
+
+    The recompute pass takes the tuple apart right where it is made.
+    """
+    births, last, size = found
+    value, reads = program.values[slot], program.reads[slot]
+    births[slot] = last[slot] = slot
+    # A saved view keeps all of what it views alive.
+    size[slot] = values[values[value].storage if slot < program.inputs else value].bytes
+    # The operator allocates all its outputs; those that nothing reads die there.
+    if len(reads) == 1 and reads[0] in births and values[program.values[reads[0]]].kind == "tuple":
+        births[slot] = reads[0]
+        size[reads[0]] -= size[slot]
+        return True
+    return False
+
+
+def _together(parts: Sequence[int | frozenset[int]]) -> int | frozenset[int]:
+    """The storages of all parts; itself where it is a single one."""
+    found: set[int] = set()
+    for part in parts:
+        if isinstance(part, int):
+            found.add(part)
         else:
-            real[slot] = False
-    return real, touched
+            found |= part
+    return found.pop() if len(found) == 1 else frozenset(found)
 
 
 def _wanted(kinds: Sequence[str], program: Program) -> tuple[list[int], list[bool]]:
@@ -204,17 +231,17 @@ def _usage(
     usage = []
     in_place: dict[int, int] = {}
     for slot, value in enumerate(program.values):
-        freed = dying.get(slot, [])
+        facts = values[value]
+        now = total
         if slot in born and slot >= program.inputs:
-            if fused and values[value].kind in ("pointwise", "reduction"):
-                taken = next((s for s in freed if s != slot and size[s] == size[slot] and s not in copied), None)
-                if taken is not None:
+            now = total = total + born[slot]
+            if slot in dying and fused and facts.kind in ("pointwise", "reduction"):
+                alike = (s for s in dying[slot] if s != slot and size[s] == size[slot] and s not in copied)
+                if (taken := next(alike, None)) is not None:
                     in_place[slot] = taken
-            total += born[slot]
-            usage.append(total + values[value].scratch - (size[slot] if slot in in_place else 0))
-        else:
-            usage.append(total + (values[value].scratch if slot >= program.inputs else 0))
-        for storage in freed:
+                    now -= size[slot]
+        usage.append(now + facts.scratch if slot >= program.inputs else now)
+        for storage in dying.get(slot, ()):
             total -= size[storage]
     return tuple(usage), in_place
 

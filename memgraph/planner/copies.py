@@ -53,11 +53,14 @@ def copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[floa
 
 
 def _of_held(facts: JointFacts, held: set[int]) -> list[float]:
-    possible: list[bool] = []
-    for i, value in enumerate(facts.values):
-        there = i in held or value.kind in ("primal", "tangent")
-        possible.append(there or (_is_fused(value) and all([possible[j] for j in value.inputs])))
-    return [ALWAYS if yes else NEVER for yes in possible]
+    values = facts.values
+    until = [NEVER] * len(values)
+    for i in (*held, *facts.primals, *facts.tangents):
+        until[i] = ALWAYS
+    for i in facts.forward:  # no value of the backward is computed twice
+        if until[i] == NEVER and _is_fused(values[i]) and all([until[j] == ALWAYS for j in values[i].inputs]):
+            until[i] = ALWAYS
+    return until
 
 
 def _of_live(facts: JointFacts, held: set[int]) -> list[float]:

@@ -7,7 +7,7 @@ Why not a library: whether a copy hides depends on all others in its queue and o
 helps depends on what stands at the peak. Both are known when the whole step has been swept with its copies in place.
 
 Algorithm: each of a few candidates is a base. Of its saved values those born first leave, as few as the bound asks for
-(bisection): they are away the longest, so their copies hide best. The window of bytes that may be under way is the
+(search): they are away the longest, so their copies hide best. The window of bytes that may be under way is the
 widest that fits: a smaller one gives memory back earlier and makes the step wait longer. The fastest of all bases wins.
 
 Oracle: tests/properties/test_plans.py: copies at any legal time give the same bits and the peak of the sweep, and no
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -33,6 +34,8 @@ BASES = 8
 SWEEPS_OF_A_BASE = 6
 # Where at most FEW values leave a graph of at most SMALL values, each is tried on the device: a sweep each.
 FEW, SMALL = 8, 500
+# In a larger graph no plan near the best one is tried: the sweeps that it may have reach a handful of its changes.
+LARGE = 4_000
 # Windows, as multiples of the largest value that may leave: those tried for a bound that the narrowest (0) keeps,
 # widest first, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
@@ -85,6 +88,7 @@ class Offloader:
         self._returned = {values[i].storage for i in self.facts.forward_outputs}
         self._pins = any(value.pinned(Offload) for value in values)
         self._clocks: dict[tuple[tuple[int, ...], Copies], Clock] = {}  # all else of a schedule follows from these
+        self._empty: dict[tuple[tuple[int, ...], Copies, float], Candidate] = {}
 
     def pinned(self, base: Candidate) -> Candidate:
         """The base without the values that rules send away. No other value leaves."""
@@ -109,7 +113,8 @@ class Offloader:
             found = self._under(base, bound)
             if found is not None:
                 best = found if best is None else min(best, found, key=self._cost)
-        if best is not None and best.seconds <= least and len(self.facts.values) > SMALL:
+        values = len(self.facts.values)
+        if values > LARGE or (best is not None and best.seconds <= least and values > SMALL):
             return best
         return self._changed(best, self._bases(pool, more), bound)
 
@@ -140,11 +145,7 @@ class Offloader:
 
     def smallest(self, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
         """The candidate with the lowest peak found: everything that may leave has left.  pool, more: as of `best`."""
-        found = [
-            self._with(base, self._assign(base, self.movable(base)), self._bytes(base, window))
-            for base in self._bases(pool, more)
-            for window in NARROW
-        ]
+        found = [self._emptied(base, window) for base in self._bases(pool, more) for window in NARROW]
         return min(found, key=by_peak, default=None)
 
     def _cost(self, candidate: Candidate) -> tuple[float, int, int]:
@@ -229,23 +230,34 @@ class Offloader:
     def _under(self, base: Candidate, bound: int) -> Candidate | None:
         """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
         movable = self.movable(base)
-        everything = self._assign(base, movable)
-        narrowest = self._with(base, everything, 0)
+        narrowest = self._emptied(base, 0)
         if narrowest.peak > bound:  # nothing gives memory back earlier
             return self._alone(base, bound)
-        windows = (self._bytes(base, window) for window in WINDOWS)
-        tried = ((window, self._with(base, everything, window)) for window in windows)
-        window, best = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
-        low, high = 0, len(movable) - 1
+        tried = ((window, self._emptied(base, window)) for window in WINDOWS)
+        wide, emptied = next((pair for pair in tried if pair[1].peak <= bound), (0.0, narrowest))
+        window, best = self._bytes(base, wide), emptied
+        # What leaves lowers the peak by no more than its bytes, and mostly by nearly these. So the search begins where
+        # they suffice, and goes on in steps that double until the bound is kept; then between the last two.
+        gone = itertools.accumulate((self.facts.values[i].bytes for i in movable), initial=0)
+        low = middle = next((n for n, size in enumerate(gone) if base.peak - size <= bound), 0)
+        high, step = len(movable) - 1, 1
         while low <= high:
-            middle = (low + high) // 2
             found = self._with(base, self._assign(base, movable[:middle]), window)
             if found.peak <= bound:
                 best = min(best, found, key=self._cost)
-                high = middle - 1
+                high, step = middle - 1, len(movable)
             else:
-                low = middle + 1
+                low, step = middle + 1, 2 * step
+            middle = min(low + step, (low + high) // 2)
         return self._fewer(base, best, bound, window)
+
+    def _emptied(self, base: Candidate, window: float) -> Candidate:
+        """The base with everything gone that may leave.  window: as a multiple of the largest such value."""
+        key = (base.schedule.saved, base.schedule.copies, window)
+        if key not in self._empty:
+            everything = self._assign(base, self.movable(base))
+            self._empty[key] = self._with(base, everything, self._bytes(base, window))
+        return self._empty[key]
 
     def _alone(self, base: Candidate, bound: int) -> Candidate | None:
         """The base with one single value gone, whichever is best; of small graphs.

@@ -103,7 +103,7 @@ class _Backward:
         self.facts, self.values = facts, facts.values
         held = set(saved)
         self.until = copied_until(facts, held, copies)
-        self.held = held.union(i for i, value in enumerate(facts.values) if value.kind in ("primal", "tangent"))
+        self.held = held.union(facts.primals, facts.tangents)
         """What is there from the start: saved values and inputs."""
         self.there = set(self.held)
         """What is held, and the operators of the backward that have run."""
@@ -185,20 +185,17 @@ class _Backward:
 
 def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
     """What the forward runs when the values in `crossing` are saved."""
-    values = facts.values
-    inputs = [i for i, value in enumerate(values) if value.kind == "primal"]
-    kept = set(facts.forward_outputs) | set(crossing)
-    needed = set(kept)
-    for i in reversed(facts.forward):
-        if (fixed := values[i].fixed) is not None and fixed.runs_unread:
-            needed.add(i)
-        if i in needed:
-            needed.update(values[i].inputs)
-    order = inputs + [i for i in facts.forward if i in needed]
+    values, inputs = facts.values, facts.primals
+    kept = {*facts.forward_outputs, *crossing}
+    always = facts.always_run
+    needed = always | facts.with_inputs(crossing, always)
+    run = [i for i in facts.forward if i in needed]
+    order = (*inputs, *run)
     slot = {i: s for s, i in enumerate(order)}
+    at = slot.__getitem__
     return Program(
-        values=tuple(order),
-        reads=tuple(() if s < len(inputs) else tuple([slot[j] for j in values[i].inputs]) for s, i in enumerate(order)),
+        values=order,
+        reads=((),) * len(inputs) + tuple([tuple(map(at, values[i].inputs)) for i in run]),
         inputs=len(inputs),
         outputs=frozenset(slot[i] for i in kept if i in slot),
         owned=frozenset(),
@@ -214,16 +211,14 @@ def backward_program(
     settle: bool,
 ) -> Program:
     """What the backward runs with these steps.  settle: as of `make_schedule`."""
-    values, held = facts.values, set(crossing)
-    tangents = [i for i, value in enumerate(values) if value.kind == "tangent"]
-    primals = [i for i, value in enumerate(values) if value.kind == "primal" and i not in held]
-    inputs = list(crossing) + primals + tangents
+    held = set(crossing)
+    inputs = [*crossing, *(i for i in facts.primals if i not in held), *facts.tangents]
     slot: dict[Copy, int] = {(i, 0): s for s, i in enumerate(inputs)}
-    for s, step in enumerate(steps):
-        slot[step] = len(inputs) + s
+    slot.update(zip(steps, range(len(inputs), len(inputs) + len(steps)), strict=True))
+    at = slot.__getitem__
     return Program(
-        values=tuple(inputs) + tuple(i for i, _ in steps),
-        reads=((),) * len(inputs) + tuple([tuple([slot[read] for read in step]) for step in reads]),
+        values=tuple(inputs) + tuple([i for i, _ in steps]),
+        reads=((),) * len(inputs) + tuple([tuple(map(at, step)) for step in reads]),
         inputs=len(inputs),
         outputs=frozenset(slot[i, 0] for i in facts.backward_outputs if (i, 0) in slot),
         owned=_owned(facts, inputs),

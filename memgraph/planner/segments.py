@@ -155,12 +155,12 @@ def _backward_by_region(facts: JointFacts, every: Candidate, held: np.ndarray) -
     again = np.zeros(len(held))
     level = np.zeros(len(held))
     read_back = {swept.storage_of[s] for slot, v in enumerate(program.values) if v in ours for s in program.reads[slot]}
-    region = 0
+    region, carried = 0, every.carried
     for slot in range(len(program.values) - 1, program.inputs - 1, -1):
         value = program.values[slot]
         if value in ours:
             region = values[value].region
-        level[region] = max(level[region], every.carried + swept.usage[slot])
+        level[region] = max(level[region], carried + swept.usage[slot])
         if value not in ours and slot in swept.births and slot in read_back and values[value].region == region:
             again[region] += swept.bytes[slot]
     return again, np.maximum(level - np.cumsum(held), 0.0)

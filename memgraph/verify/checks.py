@@ -214,6 +214,7 @@ def copies(graph: Numbered) -> list[str]:
     """Breaches: a copy that is not started once and finished once, or a value that is read after it was given up."""
     breaches: list[str] = []
     place = {node: n for n, node in enumerate(graph.module.graph.nodes)}
+    readers = _readers(graph)
     started: dict[Hashable, fx.Node] = {}
     for node in place:
         if not _is_transfer(node):
@@ -223,7 +224,7 @@ def copies(graph: Numbered) -> list[str]:
             breaches += _started(graph, node, started)
         elif name == "offload_finish":
             value = node.args[1]
-            for user in _readers(graph, value):
+            for user in readers[graph.storages[value]]:
                 if user is not node and place[user] > place[node]:
                     text = f"{user.name} reads {value.name} after {node.name} has given it up"
                     breaches.append(f"the {graph.where}'s {text}")
@@ -256,7 +257,9 @@ def _started(graph: Numbered, node: fx.Node, started: dict[Hashable, fx.Node]) -
     return breaches
 
 
-def _readers(graph: Numbered, value: fx.Node) -> set[fx.Node]:
-    """All nodes that read the storage of a value, views of it included."""
-    storage = graph.storages[value]
-    return {user for node, owner in graph.storages.items() if owner == storage for user in node.users}
+def _readers(graph: Numbered) -> dict[Hashable, set[fx.Node]]:
+    """By storage, all nodes that read it, views of it included."""
+    readers: dict[Hashable, set[fx.Node]] = {}
+    for node, storage in graph.storages.items():
+        readers.setdefault(storage, set()).update(node.users)
+    return readers

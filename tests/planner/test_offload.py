@@ -38,7 +38,7 @@ def test_a_value_that_is_born_late_may_leave_alone():
 @pytest.mark.parametrize("rate", [1e12, 1e9, 1e8])
 def test_what_is_not_looked_for_would_not_have_been_chosen(rate, monkeypatch):
     facts = chain([((n,), 100, 1e-6, True, "") for n in range(8)], regions=8)
-    movable = tuple(dataclasses.replace(value, movable=value.kind == "pointwise") for value in facts.values)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
     facts = dataclasses.replace(facts, values=movable)
 
     def seconds() -> list[float | None]:

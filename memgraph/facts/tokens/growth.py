@@ -22,7 +22,7 @@ from memgraph.facts.tokens.kinds import GROUPED_PRODUCTS, MAKERS, PRODUCTS
 from memgraph.facts.tokens.nodes import is_tensor, shape_of
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded
-from memgraph.facts.tokens.tangent import dependent_forward, one_tangent, thin_between
+from memgraph.facts.tokens.tangent import DependentForward, one_tangent, thin_between
 
 # A region is worth it if its wide values together have this many times the bytes of its outputs.
 WORTH = 2.0
@@ -136,8 +136,8 @@ def _one_tangent(frame: Frame, draft: Draft) -> tuple[str, tuple[str, ...]]:
     return one_tangent(frame.graph, draft.members, reads, _dependent_forward(frame, draft))
 
 
-def _dependent_forward(frame: Frame, draft: Draft) -> set[fx.Node]:
-    return dependent_forward(frame.graph, {node for node in draft.members if not border.is_spared(draft, node)})
+def _dependent_forward(frame: Frame, draft: Draft) -> DependentForward:
+    return DependentForward(frame.graph, {node for node in draft.members if not border.is_spared(draft, node)})
 
 
 def _region(frame: Frame, draft: Draft) -> TokenRegion | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 from torch import fx
 
@@ -16,19 +16,34 @@ from memgraph.facts.tokens.nodes import shape_of
 BETWEEN = 256
 
 
-def dependent_forward(graph: TokenGraph, own: Collection[fx.Node]) -> set[fx.Node]:
-    """The region's own nodes of the forward, and the nodes of the forward that depend on them."""
-    found = set(own) - graph.backward
-    pending = list(found)
-    while pending:
-        new = set(pending.pop().users) - found - graph.backward
-        found |= new
-        pending += new
-    return found
+class DependentForward:
+    """The region's own nodes of the forward, and the nodes of the forward that depend on them.
+
+    Nodes are asked for one by one: all that depend on an early region are most of the graph, and the regions are many.
+    """
+
+    def __init__(self, graph: TokenGraph, own: Collection[fx.Node]) -> None:
+        self._graph = graph
+        self._known = dict.fromkeys(set(own) - graph.backward, True)
+        self._first = min((graph.place[node] for node in self._known), default=len(graph.place))
+
+    def __contains__(self, asked: fx.Node) -> bool:
+        known, pending = self._known, [asked]
+        while pending:
+            node = pending[-1]
+            if node in known:
+                pending.pop()
+            elif node in self._graph.backward or self._graph.place[node] <= self._first:
+                known[node] = False
+            elif unknown := [read for read in node.all_input_nodes if read not in known]:
+                pending += unknown
+            else:
+                known[node] = any(known[read] for read in node.all_input_nodes)
+        return known[asked]
 
 
 def thin_between(
-    graph: TokenGraph, members: Collection[fx.Node], inputs: Sequence[fx.Node], dependent: Collection[fx.Node]
+    graph: TokenGraph, members: Collection[fx.Node], inputs: Sequence[fx.Node], dependent: Container[fx.Node]
 ) -> set[fx.Node]:
     """The nodes between the region's forward and its backward; none of them if they are many.
 
@@ -53,7 +68,7 @@ def thin_between(
 
 
 def one_tangent(
-    graph: TokenGraph, members: Collection[fx.Node], inputs: Sequence[fx.Node], dependent: Collection[fx.Node]
+    graph: TokenGraph, members: Collection[fx.Node], inputs: Sequence[fx.Node], dependent: Container[fx.Node]
 ) -> tuple[str, tuple[str, ...]]:
     """The one scalar tangent that the region's backward depends on, and the nodes in between; "" if there is none."""
     backward = graph.backward
