@@ -56,7 +56,7 @@ class AlikePlanner:
         large = sorted((c for c in found if c.peak > bound), key=lambda c: -c.seconds)[:NEIGHBOURS]
         best = min(fits, key=by_time, default=None)
         pairs = [(s, f) for s in sorted(fits, key=by_time)[:NEIGHBOURS] for f in large if f.seconds < s.seconds]
-        for slow, fast in sorted(pairs, key=lambda pair: _mixture_seconds(*pair, bound)):
+        for slow, fast in sorted(pairs, key=lambda pair: _mixture_seconds(pair[0], pair[1], bound)):
             if best is not None and _mixture_seconds(slow, fast, bound) >= best.seconds:
                 break  # peaks and times go about evenly from one to the other
             mixed = self._fewest(slow, fast, bound)
