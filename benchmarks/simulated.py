@@ -48,7 +48,8 @@ NOTE = (
     "step` is what the first one requested more than the last. Differences in bytes; `off the device` is what a step "
     "keeps on host or disk. A refused budget names the smallest that can be kept, which is tried then. Of regional and "
     "distributed (several graphs a step, each launch against its plan) the launch that reached most is shown, and the "
-    "worst difference of all; there a share bounds each graph by itself."
+    "worst difference of all; there a share bounds each graph by itself, and less is requested where the caller of a "
+    "graph has let go of an output that the graph saves too."
 )
 
 

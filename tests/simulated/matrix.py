@@ -52,6 +52,8 @@ CASES = {
     "host": Case("llama", options={"recompute": False}, offload=("host",)),
     "disk": Case("llama", options={"recompute": False}, offload=("nvme",)),
     "both": Case("llama", options={"recompute": False}, offload=("host", "nvme")),
+    # Products of one shape: each takes some twenty kernels to be chosen among.
+    "max autotune": Case("perceptron", {}, {"mode": "max-autotune-no-cudagraphs"}),
     "lora": Case("lora", shares=BOTH),
     "accumulation": Case("llama", SMALL | {"backwards": 2}, shares=BOTH),
     "regional": Case("llama", SMALL | {"layers": 4}, shares=BOTH, way="layer by layer"),
