@@ -112,14 +112,11 @@ def _cells(row: Result, first: Result) -> tuple[str, ...]:
 
 def plans(task: Task) -> Iterator[Result]:
     """By budget: the bytes that it gives, and the files with the best plans of the planner's stages."""
-    import torch
-
     import memgraph
     from memgraph.backend.capture import Target
     from memgraph.backend.explore import Explorer, explored
     from memgraph.backend.options import parse_options
 
-    torch.set_num_threads(1)
     fn, args, kwargs = step_of(task["model"])
     like = memgraph.plan(fn, *args, **kwargs).plan
 
