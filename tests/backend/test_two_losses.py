@@ -11,17 +11,9 @@ from memgraph.backend.records import Followed
 from memgraph.machine.measure import allocated_bytes, peak_above_start
 from memgraph.step import run
 from tests.support.interpreted import backend
+from tests.support.models.blocks import Residual
 
 WIDTH, TOKENS = 32, 512
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(x)))
 
 
 @pytest.fixture
@@ -48,7 +40,7 @@ def peaks(blocks, compiled, tokens=TOKENS):
 @pytest.mark.slow
 def test_the_first_loss_leaves_room_once_the_second_was_refused_for_it(nobody_knows):
     """The refusal says that less may do, and it does: the same budget is kept when the step is compiled again."""
-    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    blocks = nn.Sequential(*(Residual(WIDTH, 4 * WIDTH) for _ in range(3)))
     room = max(peaks(blocks, lambda fn: fn)) // 2
     budget = allocated_bytes("cpu") + room
     planned = backend(budget=budget)

@@ -13,23 +13,15 @@ from torch import nn
 import memgraph
 from memgraph.step import run
 from tests.support import interpreted
+from tests.support.models.blocks import Residual
 
 pytestmark = pytest.mark.slow
 TOKENS, WIDTH = 512, 96
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(x)))
-
-
 def model(blocks=2):
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(blocks)))
+    return nn.Sequential(*(Residual(WIDTH, 4 * WIDTH) for _ in range(blocks)))
 
 
 @pytest.fixture(autouse=True)

@@ -34,11 +34,12 @@ class SwiGLU(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + down(gelu(up(x))), all of one width."""
+    """x + down(gelu(up(x))), all of one width where no inner one is given."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, inner: int | None = None) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+        inner = inner or width
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(F.gelu(self.up(x)))
