@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from memgraph.base import compat
-from memgraph.facts.operators import aten_names, family, qualified_name
+from memgraph.facts.operators import argument, aten_names, family, qualified_name
 from memgraph.machine.hardware import Hardware
 
 TRANSCENDENTAL = aten_names(
@@ -27,6 +27,8 @@ TRANSCENDENTAL = aten_names(
 )
 
 _ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "higher_order::flex_attention")
+# Attention of [..., tokens, features]; what these call underneath has other layouts.
+_BY_HEADS = "aten::_scaled_dot_product_"
 # Products without a formula in torch, with the places of their two factors among the arguments: every entry of the rows
 # meets every column of the weight (of one expert).
 _PRODUCTS = {
@@ -80,24 +82,16 @@ def flops(node: Node) -> int:
     Causal attention counts the keys that a query may see: its kernels leave out the blocks above the diagonal.
     """
     whole = _flops(node)
-    return int(whole * _share_of_pairs(node)) if whole and _argument(node, "is_causal") else whole
+    causal = qualified_name(node.target).startswith(_BY_HEADS) and argument(node, "is_causal")
+    return int(whole * _share_of_pairs(node)) if whole and causal else whole
 
 
 def _share_of_pairs(node: Node) -> Fraction:
     """The share of the pairs of a query and a key that causal attention looks at."""
-    queries, keys = (_shape(_argument(node, name))[-2] for name in ("query", "key"))
+    queries, keys = (_shape(argument(node, name))[-2] for name in ("query", "key"))
     square = min(queries, keys)  # query n sees the first n + 1 keys, whichever of the two are more
     seen = square * (square + 1) // 2 + (queries - square) * keys
     return Fraction(seen, max(1, queries * keys))
-
-
-def _argument(node: Node, name: str) -> Any:
-    """An argument of a call by its name; None for none, where the operator has no such argument, or no schema."""
-    schema = getattr(node.target, "_schema", None)
-    for place, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.name == name:
-            return node.args[place] if place < len(node.args) else node.kwargs.get(name, argument.default_value)
-    return None
 
 
 def _flops(node: Node) -> int:

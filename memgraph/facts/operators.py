@@ -98,6 +98,17 @@ def short_name(target: Any) -> str:
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', str(target))}"
 
 
+def argument(node: fx.Node, name: str, default: Any = None) -> Any:
+    """An argument by its name in the operator's schema; `default` where that has neither it nor a default for it."""
+    schema = getattr(node.target, "_schema", None)
+    for place, known in enumerate(schema.arguments if schema is not None else ()):
+        if known.name == name:
+            if place < len(node.args):
+                return node.args[place]
+            return node.kwargs.get(name, known.default_value if known.has_default_value() else default)
+    return default
+
+
 @functools.lru_cache(maxsize=4096)
 def family(target: Any) -> Family:
     """How a target behaves in memory: a view allocates nothing, a pointwise value may never be materialised."""

@@ -16,9 +16,9 @@ from torch import fx
 
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.joint import overwritten_inputs
-from memgraph.facts.operators import family, qualified_name, short_name
+from memgraph.facts.operators import argument, family, qualified_name, short_name
 from memgraph.facts.tokens.graph import TokenGraph, common_path
-from memgraph.facts.tokens.nodes import argument, shape_of
+from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.queries import Rows
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State

@@ -26,16 +26,6 @@ def tensors(node: fx.Node) -> list[fx.Node]:
     return [read for read in node.all_input_nodes if is_tensor(read)]
 
 
-def argument(node: fx.Node, name: str, default: Any = None) -> Any:
-    """An argument by its name in the operator's schema; `default` where the schema has no such name or no default."""
-    for place, known in enumerate(node.target._schema.arguments):
-        if known.name == name:
-            if place < len(node.args):
-                return node.args[place]
-            return node.kwargs.get(name, known.default_value if known.has_default_value() else default)
-    return default
-
-
 def counts_from_zero(node: fx.Node) -> bool:
     """Whether a node, one of the COUNTERS, gives 0, 1, 2, ..."""
     return len(node.args) == 1 and node.kwargs.get("start", 0) == 0 and node.kwargs.get("step", 1) == 1

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from memgraph.facts.operators import aten_names, qualified_name
+from memgraph.facts.operators import argument, aten_names, qualified_name
 from memgraph.facts.tokens.kinds import COUNTERS, MAKERS
-from memgraph.facts.tokens.nodes import argument, is_tensor, shape_of, tensors
+from memgraph.facts.tokens.nodes import is_tensor, shape_of, tensors
 from memgraph.facts.tokens.rules.entrywise import is_pointwise
 from memgraph.facts.tokens.states import REPLICATED, MixesTokens, Sharded, State
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph.facts.operators import qualified_name
+from memgraph.facts.operators import argument, qualified_name
 from memgraph.facts.tokens.kinds import MAKERS, SAME_SHAPE
-from memgraph.facts.tokens.nodes import argument, shape_of, tensors
+from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.rules.flow import Flow, Rule, read_first
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, ROUTING, MixesTokens, Sharded, State
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph.facts.tokens.nodes import argument, shape_of, tensors
+from memgraph.facts.operators import argument
+from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.rules.flow import Flow, Rule, read_all, read_first
 from memgraph.facts.tokens.states import (
     PARTIAL,

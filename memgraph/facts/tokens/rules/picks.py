@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph.facts.operators import qualified_name
+from memgraph.facts.operators import argument, qualified_name
 from memgraph.facts.tokens.kinds import COUNTERS
-from memgraph.facts.tokens.nodes import argument, counts_from_zero, is_tensor, makes_zeros, shape_of, tensors
+from memgraph.facts.tokens.nodes import counts_from_zero, is_tensor, makes_zeros, shape_of, tensors
 from memgraph.facts.tokens.rules.flow import Flow, Rule, read_all
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from memgraph.facts.operators import argument
 from memgraph.facts.tokens.kinds import GROUPED_FALLBACK
-from memgraph.facts.tokens.nodes import argument, shape_of
+from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.rules.flow import Flow, Rule, read_first
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, ROUTING, MixesTokens, RowOrder, Sharded, State
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph.facts.tokens.nodes import argument, dims_of, output_count, shape_of, tensors
+from memgraph.facts.operators import argument
+from memgraph.facts.tokens.nodes import dims_of, output_count, shape_of, tensors
 from memgraph.facts.tokens.rules.flow import Flow, Rule, read_all, read_first
 from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State, without_dims
 
