@@ -13,16 +13,16 @@ import torch
 from memgraph import runtime
 from memgraph.base.errors import OffloadError
 from tests.support import ROOT
-from tests.support.offloading import Cube, Failing, Halting, bring, drained, hold, live, ops, options
+from tests.support.offloading import Cube, Failing, Halting, bring, drained, hold, ops, options
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def nothing_leaks():
-    before = live()
+    assert drained()
     yield
-    assert drained() or live() == before
+    assert drained()
     runtime.release()
 
 

@@ -8,7 +8,7 @@ from memgraph import runtime
 from memgraph.base.errors import OffloadError
 from memgraph.runtime.host import HostPool, Memory
 from memgraph.runtime.slots import PAGE, Slots, pages
-from tests.support.offloading import bring, drained, hold, live, options
+from tests.support.offloading import bring, drained, hold, options
 
 MIB = 1 << 20
 
@@ -111,7 +111,7 @@ def test_refused_memory_is_named_and_leaves_nothing():
         assert caught.value.tier == "host"
         with pytest.raises(OffloadError, match="value 'big'"):
             hold(torch.zeros(MIB), "host", "{}", "big")
-        assert pool.slots.total == 0 and not live()
+        assert pool.slots.total == 0 and drained()
         x = torch.randn(100)
         assert torch.equal(bring(hold(x, "host", "{}"), x, "host"), x)
     finally:

@@ -23,9 +23,9 @@ def settings_json(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_leaks():
-    before = live()
+    assert drained()
     yield
-    assert live() == before
+    assert drained()
 
 
 @st.composite
@@ -121,7 +121,7 @@ def test_retained_graph_brings_it_back_twice(tier, settings_json):
     (first,) = torch.autograd.grad(y, x, retain_graph=True)
     assert live()
     (second,) = torch.autograd.grad(y, x)
-    assert not live()
+    assert drained()
     assert torch.equal(first, second) and torch.equal(first, 3 * x.detach() ** 2)
 
 
@@ -130,7 +130,7 @@ def test_forward_without_backward_gives_the_slot_back(tier, settings_json):
     y = Cube.apply(torch.randn(50_000, requires_grad=True), tier, settings_json)
     assert live() >= 200_000
     del y
-    assert not live()
+    assert drained()
 
 
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
@@ -174,7 +174,7 @@ def test_two_forwards_before_a_backward_on_another_thread(tier, settings_json):
     for t in (x, y):
         assert torch.equal(t.grad, 3 * t.detach() ** 2)
     losses.clear()
-    assert not live()
+    assert drained()
 
 
 def test_two_models_interleaved_on_threads(settings_json):
@@ -194,7 +194,7 @@ def test_two_models_interleaved_on_threads(settings_json):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and not live()
+    assert not wrong and drained()
 
 
 def step(tier, settings_json, layers=4):
