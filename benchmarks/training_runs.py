@@ -37,8 +37,8 @@ RUNS: dict[str, list[tuple[int | float, dict[str, Any]]]] = {
     "accumulation": [(60, {})],
     "one_break": [(75, {}), (55, {})],
     "two_breaks": [(75, {})],
-    "layers_one_by_one": [(70, {}), (23, {}), (0.6, {}), (0.4, {}), (0.25, {})],
-    "layers_at_once": [(0.6, {}), (0.4, {}), (0.25, {})],
+    "layers_one_by_one": [(70, {}), (23, {}), (0.6, {}), (0.4, {}), (0.25, {}), (0.25, {"tile": True})],
+    "layers_at_once": [(0.6, {}), (0.4, {}), (0.25, {}), (0.25, {"tile": True})],
     "growing_lengths": [(40, {})],
     "lengths": [
         (0.6, {}),

@@ -26,6 +26,19 @@ class Attempt:
     report: Report
     above: int
     """Bytes above the baseline that a step reaches with the sizes of the launch."""
+    beside: int = 0
+    """Bytes that graphs like this one hold beside it."""
+
+    @property
+    def reaches(self) -> int:
+        """Bytes above the baseline, with what stands beside it."""
+        return self.above + self.beside
+
+    @property
+    def planned_for(self) -> int:
+        """The bytes that it was to reach, by the sweep."""
+        plan, chosen = self.planned.plan, self.planned.chosen
+        return plan.peak + self.bound.beside(chosen.carried)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +55,16 @@ class Next:
 
     def after(self, missed: Attempt, limit: int) -> Next | None:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
-        peak = missed.planned.plan.peak
-        planner_knows_nothing_smaller = peak > limit - self.bound.margin
+        planner_knows_nothing_smaller = missed.planned_for > limit - self.bound.margin
         if self.bound.last or planner_knows_nothing_smaller:
             return None if self.resort is None else Next(self.resort)
-        if missed.planned.plain:  # now its peak is known; by the sweep it would be chosen again
+        if (
+            missed.planned.plain and not self.bound.others
+        ):  # now its peak is known; by the sweep it would be chosen again
             return dataclasses.replace(self, bound=dataclasses.replace(self.bound, unplanned=missed.above))
         # Lowering is taken to miss the sweep of the next plan by as much as it missed this one's.
-        target = peak - (missed.above - limit)
-        margin = limit - int(target / (1 - SPARE))
+        target = missed.planned_for - (missed.reaches - limit)
+        margin = limit - (target if self.bound.others else int(target / (1 - SPARE)))
         bound = dataclasses.replace(self.bound, margin=max(margin, self.bound.margin + 1))
         return dataclasses.replace(self, bound=bound)
 

@@ -106,6 +106,7 @@ class Attempts:
         kept, lowest = self._remembered(place, wanted)
         step: Next | None = first_attempt(wanted, kept, lowest, self._limit(wanted))
         tried: list[Attempt] = []
+        fitting: list[tuple[Attempt, Lowered]] = []  # alone, and not with all that is sure to come beside it
         while step is not None and len(tried) < ATTEMPTS:
             if len(tried) == ATTEMPTS - 1:
                 step = step.final()
@@ -116,15 +117,23 @@ class Attempts:
             found = self.attempt(lowered, wanted, place.key, len(tried) + 1)
             tried.append(found)
             limit = self._limit(wanted, found.planned)
-            if limit is None or found.above <= limit:
-                found = self._tuned(found, lowered)
-                found = dataclasses.replace(found, report=with_least(found.report, found.planned))
-                record(found.report)
-                accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
-                place.write(accepted)
-                return self._variant(found.compiled, accepted, found.report, lowered), found.tier_bytes
+            if limit is None or found.reaches <= limit:
+                return self._taken(found, lowered, place)
+            if found.above <= limit:
+                fitting.append((found, lowered))
             step = None if self.options.plan is not None else step.after(found, limit)
+        if fitting:  # what is to come may be less: its own launches are held against the budget too
+            return self._taken(*min(fitting, key=lambda pair: pair[0].reaches), place)
         raise self._error(wanted, tried, lowest)
+
+    def _taken(self, found: Attempt, lowered: Lowered, place: Record) -> tuple[Variant, Mapping[str, int]]:
+        """The graph by an attempt, its kernels compiled, and what it needs of each tier; the plan store knows of it."""
+        found = self._tuned(found, lowered)
+        found = dataclasses.replace(found, report=with_least(found.report, found.planned))
+        record(found.report)
+        accepted = Accepted(found.bound, found.report, found.tier_bytes, found.planned.offers)
+        place.write(accepted)
+        return self._variant(found.compiled, accepted, found.report, lowered), found.tier_bytes
 
     def _remembered(self, place: Record, wanted: Bound) -> tuple[Accepted | None, Lowest | None]:
         """The accepted plan and the lowest peak of earlier compilations; none where the ranks do not have the same."""
@@ -226,7 +235,8 @@ class Attempts:
         report = with_plan(report, everything, self.options, job.hardware.name)
         needed = tier_bytes((each.plan for each in everything), job.tiers)
         above = max(report.above, _counted(report.timeline, job.device.type).peak)
-        return Attempt(lowered.partitioner.bound, lowered.compiled, planned, needed, report, above)
+        bound, beside = lowered.partitioner.bound, self._beside(report)
+        return Attempt(bound, lowered.compiled, planned, needed, report, above, beside)
 
     def _tuned(self, found: Attempt, lowered: Lowered) -> Attempt:
         """The attempt once its kernels are compiled and tuned, with a note where some are not."""
@@ -274,7 +284,7 @@ class Attempts:
             return GraphError(
                 "no plan of this graph has a lower peak than Inductor's own partition, so no share of that can be kept"
             )
-        best = min(tried, key=self._reaches) if self.options.cache else tried[-1]
+        best = min(tried, key=lambda attempt: attempt.reaches) if self.options.cache else tried[-1]
         above = best.above
         if lowest is not None and lowest.above <= above:
             above = lowest.above
@@ -287,26 +297,15 @@ class Attempts:
             best.report,
             best.planned,
             self.options,
-            minimum=held + above + self._beside(best) + SLACK,
+            minimum=held + above + best.beside + SLACK,
             budget=held + limit,
             unfinished=self.job.purpose.tightest,
             entry=self.job.entry,
         )
 
-    def _reaches(self, attempt: Attempt) -> int:
-        """Bytes above the level of the entry that an attempt reaches, with equal launches beside it."""
-        return attempt.above + self._beside(attempt)
-
-    def _beside(self, attempt: Attempt) -> int:
-        """Bytes that launches like this one hold beside it, of those that are sure to come before the first backward.
-
-        Before that each of them leaves its values, and after it its gradients.
-        """
-        purpose = self.job.purpose
-        if not purpose.tightest:
-            return 0
-        counted = _counted(attempt.report.timeline, self.job.device.type)
-        return purpose.again * max(Envelope.of(counted).held, purpose.gradients)
+    def _beside(self, report: Report) -> int:
+        """Bytes of launches like this one that stand beside it, of those that are sure to come before a backward."""
+        return self.job.bound.beside(Envelope.of(_counted(report.timeline, self.job.device.type)).held)
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
         """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.

@@ -39,9 +39,9 @@ class Bound:
     least beside them."""
     again: int = 0
     """How many of these are sure to come before the first backward: the plan keeps the bound with their values beside
-    it. Where none does, the one with which they reach least says which budget would do."""
+    it. Where none does, it is the one with which they reach least."""
     gradients: int = 0
-    """Bytes that each of these leaves after its backward."""
+    """Bytes of gradients that all of these make: the bound has room for them, which their values use until then."""
     ample: int = 0
     """Inductor's own partition is taken all the same where its peak is at most so many bytes."""
     offer: tuple[int, int] | None = None
@@ -54,6 +54,14 @@ class Bound:
     """How many outputs Dynamo's graph has."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Names and values of the symbolic sizes that the plan is made for; those of the capture where there are none."""
+
+    def beside(self, held: int) -> int:
+        """Bytes of graphs like this one beside it, of those that are sure to come.  held: by each, until its backward.
+
+        Each leaves its gradients from then on, for which there is room. So most stands beside the last of them, whose
+        backward is the first.
+        """
+        return max(0, self.again * held - self.gradients)
 
     def above_baseline(self, unplanned: int) -> int | None:
         """Bytes above the baseline that the step may reach; None for no bound."""

@@ -147,11 +147,13 @@ class _Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The best candidate of a variant: the fastest one that fits, or the one with the lowest peak."""
+    """The best candidate of a variant: the fastest one that fits, or the one with which the step reaches least."""
 
     variant: _Variant
     candidate: Candidate
     fits: bool
+    beside: int = 0
+    """Bytes that graphs like this one hold beside it."""
 
     @property
     def seconds(self) -> float:
@@ -208,9 +210,11 @@ class Planning:
         """The fastest candidate of a variant under the bound; None where none fits, or the lowest peak is wanted."""
         if self.bound.last:
             return None
-        if self.bound.others or self.bound.offer is not None:
-            return self.among_others(variant, wanted)
         limit = None if wanted is None else wanted - self.bound.margin
+        if self.bound.others or self.bound.offer is not None:
+            found = self.among_others(variant, limit)
+            fits = found is not None and (limit is None or found.peak + self.bound.beside(found.carried) <= limit)
+            return found if fits else None
         unplanned = variant.planner.unplanned()
         known = self.bound.unplanned if unplanned.stock and not variant.cut.tiled else None
         if limit is None or (unplanned.peak if known is None else known) <= limit:
@@ -219,18 +223,23 @@ class Planning:
             limit = min(limit, unplanned.peak - 1)
         return variant.planner.best(int(limit * (1 - SPARE))) or variant.planner.best(limit)
 
-    def among_others(self, variant: _Variant, wanted: int | None) -> Candidate | None:
+    def among_others(self, variant: _Variant, limit: int | None) -> Candidate | None:
         """The candidate of a graph that is not alone in a step: the one that was offered, else the lightest."""
         planner = variant.planner
         if planner.unplanned().peak <= self.bound.ample:
             return planner.unplanned()
         if self.bound.offer is None:
-            limit = None if wanted is None else wanted - self.bound.margin
-            return planner.lightest(self.bound.others, self.bound.again, self.bound.gradients, limit)
+            return planner.lightest(self.bound.others, self.bound.beside, limit)
         return next((c for c in planner.offered() if (c.peak, c.carried) == self.bound.offer), None)
 
+    def smallest(self, variant: _Variant) -> Candidate:
+        """The candidate of a variant with which a step reaches least."""
+        if self.bound.others:
+            return variant.planner.lightest(self.bound.others, self.bound.beside, 0)
+        return variant.planner.smallest()
+
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:
-        """The fastest plan that fits, with tiles or without, else the one with the lowest peak; or the given plan."""
+        """The fastest plan that fits, with tiles or without, else that which reaches least; or the given plan."""
         if self.given is not None:
             return self.as_given(self.given, plain)
         choices: list[Choice] = []
@@ -239,12 +248,14 @@ class Planning:
             untiled = not choices and all(count == 1 for count in shards)
             variant = plain if untiled else self.variant(self.cuts.of(shards))
             found = self.fitting(variant, wanted)
-            choices.append(Choice(variant, found or variant.planner.smallest(), fits=found is not None))
+            candidate = self.smallest(variant) if found is None else found
+            beside = self.bound.beside(candidate.carried)
+            choices.append(Choice(variant, candidate, fits=found is not None, beside=beside))
             shards = self.more_shards(choices[-1], wanted)
         fitting = [choice for choice in choices if choice.fits]
         if fitting:
             return min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak))
-        return min(choices, key=lambda choice: choice.candidate.peak)
+        return min(choices, key=lambda choice: choice.candidate.peak + choice.beside)
 
     def as_given(self, given: Plan, plain: _Variant) -> Choice:
         """The choice that a given plan is.  Raises PlanError where it cannot be made of this graph."""
@@ -265,7 +276,8 @@ class Planning:
         # A candidate that fits and costs time: what stands at the peak of the fastest one made it necessary.
         blocked = variant.planner.unplanned() if choice.fits else choice.candidate
         standing = tiling.standing(timeline(variant.facts, blocked), variant.cut.shards)
-        return next_shards(tiling.groups, variant.cut.shards, standing, blocked.peak, wanted - self.bound.margin)
+        limit = wanted - self.bound.margin - choice.beside
+        return next_shards(tiling.groups, variant.cut.shards, standing, blocked.peak, limit)
 
     def offers(self, variant: _Variant, chosen: Candidate) -> tuple[Offer, ...]:
         """The other plans that the graph could have, for a choice together with other graphs."""

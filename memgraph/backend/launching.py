@@ -209,9 +209,9 @@ class Launching:
         """The purpose of a plan for a launch with these arguments.  known: fields that the caller decides."""
         launches = self.meter.sets
         begun = self.meter.run.depth() if self.graph is not None else self.meter.run.depth() + 1
-        again = max(0, launches - begun, self._repeats())
-        gradients = sum(compat.local(leaf).nbytes for leaf in self.meter.parameters(args))
-        known |= {"launches": launches, "again": again, "gradients": gradients, "ranks": self.ranks}
+        like_it, repeats = launches - begun, self._repeats()
+        gradients = 0 if repeats > like_it else sum(compat.local(leaf).nbytes for leaf in self.meter.parameters(args))
+        known |= {"launches": launches, "again": max(0, like_it, repeats), "gradients": gradients, "ranks": self.ranks}
         ends = self.ends if self.graph is None else self.graph.ends
         return Purpose(entry, tightest=not ends, **known)
 

@@ -53,7 +53,7 @@ class Purpose:
     """Launches like this one that are taken to come before the first backward. They decide about no plan, but about the
     smallest budget that an error names."""
     gradients: int = 0
-    """Bytes of the gradients that each of them leaves."""
+    """Bytes of the gradients that each of them makes; 0 where it is not known that they make other ones than it."""
     ranks: Ranks | None = None
     """The processes that must make the same plan."""
 
@@ -86,6 +86,14 @@ class TrainingJob(Job):
         return self.entry.lasting + self.entry.later
 
     @property
+    def made_again(self) -> int:
+        """Bytes of `outside` that are not allocated while launches like this one, which come, hold all their values.
+
+        They are these launches' gradients: each is made when the values of its launch are gone.
+        """
+        return min(self.entry.later, self.purpose.again * self.purpose.gradients)
+
+    @property
     def sizes(self) -> dict[Any, int] | None:
         """The launch's symbolic sizes, by symbol; None where they are those that the graph was captured with."""
         symbolic = [given for given in self.inputs if compat.is_size(given)]
@@ -112,7 +120,7 @@ class TrainingJob(Job):
         others = OTHERS if purpose.tightest else 0
         bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers, sizes=sizes)
         if purpose.tightest:
-            bound = dataclasses.replace(bound, again=purpose.again, gradients=purpose.gradients)
+            bound = dataclasses.replace(bound, again=purpose.again, gradients=self.made_again)
         if not purpose.dropped:
             return bound
         outputs = len(self.gm.graph.output_node().args[0])

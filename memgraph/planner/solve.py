@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from collections.abc import Callable
 
 from memgraph.facts.joint import JointFacts
 from memgraph.planner import polish
@@ -146,18 +147,21 @@ class Planner:
                 chosen.append(candidate)
         return tuple(chosen)
 
-    def lightest(self, others: int, again: int, gradients: int, bound: int | None) -> Candidate:
+    def lightest(self, others: int, beside: Callable[[int], int], bound: int | None) -> Candidate:
         """The offered candidate with the lowest peak while `others` more graphs like it hold their saved values.
 
-        again: how many of these are sure to come. Where no candidate keeps `bound`, in bytes above the baseline, with
-        their values beside it, the one with which they reach least: each of them leaves its saved values until its
-        backward, and then gradients of so many bytes.
+        beside: from the bytes that each of them carries, those that stand beside it for sure. Where no candidate keeps
+        `bound`, in bytes above the baseline, with these, the one with which they reach least.
         """
+
+        def reached(candidate: Candidate) -> int:
+            return candidate.peak + beside(candidate.carried)
+
         offered = self.offered()
-        keeping = [c for c in offered if bound is None or c.peak + again * c.carried <= bound]
+        keeping = [candidate for candidate in offered if bound is None or reached(candidate) <= bound]
         if keeping:
             return min(keeping, key=lambda c: (c.peak + others * c.carried, c.seconds))
-        return min(offered, key=lambda c: (c.peak + again * max(c.carried, gradients), c.seconds))
+        return min(offered, key=lambda c: (reached(c), c.seconds))
 
     def _pool(self) -> list[Candidate]:
         """Candidates that no other one beats in both time and peak, fastest first."""

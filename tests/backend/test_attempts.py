@@ -3,13 +3,17 @@
 import dataclasses
 import types
 
-from memgraph.backend.attempt import Next
+import hypothesis.strategies as st
+from hypothesis import given
+
+from memgraph.backend.attempt import Attempt, Next
 from memgraph.backend.budget import Bound
 
 
-def missed(peak, above, plain):
-    planned = types.SimpleNamespace(plan=types.SimpleNamespace(peak=peak), plain=plain)
-    return types.SimpleNamespace(planned=planned, above=above)
+def missed(peak, above, plain, bound=Bound(), carried=0):  # noqa: B008 (it is frozen)
+    chosen = types.SimpleNamespace(carried=carried)
+    planned = types.SimpleNamespace(plan=types.SimpleNamespace(peak=peak), plain=plain, chosen=chosen)
+    return Attempt(bound, None, planned, {}, None, above, bound.beside(carried))
 
 
 def test_the_margin_grows_by_what_a_plan_has_missed():
@@ -35,3 +39,21 @@ def test_nothing_smaller_is_known():
     assert Next(Bound(bytes=1000, margin=100)).after(missed(990, 1002, plain=False), 1000) is None
     resort = Bound(bytes=1000, margin=500)
     assert Next(Bound(bytes=1000, last=True), resort).after(missed(990, 1002, plain=False), 1000) == Next(resort)
+
+
+def test_the_margin_knows_of_what_stands_beside():
+    """Within the bound by itself, and above it with two launches that hold 100 bytes each."""
+    bound = Bound(bytes=1000, others=7, again=2)
+    after = Next(bound).after(missed(790, 850, plain=True, bound=bound, carried=100), 1000)
+    assert after.bound.margin == 1000 - (990 - 50) and after.bound.unplanned is None
+    assert Next(bound).after(missed(810, 850, plain=False, bound=bound, carried=100), 1000) is None
+
+
+@given(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 999))
+def test_what_stands_beside_is_that_of_the_worst_backward(again, held, gradients, others, above):
+    """Forwards and then backwards of equal launches, one after another; others' gradients stand all the time."""
+    levels = []
+    for number in range(again + 1):  # its backward: what earlier launches hold, and the gradients of later ones
+        levels.append(others + number * held + (again - number) * gradients + above)
+    bound = Bound(again=again, gradients=again * gradients)
+    assert others + again * gradients + above + bound.beside(held) == max(levels)

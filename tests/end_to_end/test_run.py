@@ -195,6 +195,32 @@ def test_layers_that_are_compiled_one_by_one_share_a_budget():
 
 
 @pytest.mark.inductor
+def test_the_smallest_budget_of_equal_layers_is_kept_and_hardly_more_than_a_step_takes():
+    """Each layer leaves its values until its backward, and its gradients from then on: never both."""
+    x = torch.randn(TOKENS, WIDTH)
+
+    def steps(budget):
+        torch._dynamo.reset()
+        blocks = model(4)
+        optimizer, peaks = torch.optim.AdamW(blocks.parameters()), []
+        for block in blocks:
+            block.compile(backend="memgraph", options={"budget": budget})
+        for _ in range(3):
+            peaks.append(measured(lambda: blocks(x).square().mean().backward())[0])
+            optimizer.step()
+            optimizer.zero_grad()
+        return peaks
+
+    with pytest.raises(memgraph.BudgetError) as refused:
+        steps("1MiB")
+    minimum = refused.value.minimum
+    del refused  # its traceback holds the blocks
+    gc.collect()
+    peak = max(steps(minimum))
+    assert 0.95 * minimum < peak <= minimum
+
+
+@pytest.mark.inductor
 def test_no_compiled_graph_keeps_its_inputs_alive():
     module, x = model(), torch.randn(TOKENS, WIDTH)
     loss = compiled(module, budget="1GiB")
