@@ -164,8 +164,12 @@ def _option(plan: Variant | Offer, sizes: Sizes) -> Option:
 
 
 def as_launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu], first: Launched) -> list[Launch]:
-    """The round as `choose` takes it: levels without what the plans of the last round held."""
-    higher = first.entry.lasting - known[0][0].entry.lasting
+    """The round as `choose` takes it: levels without what the plans of the last round held.
+
+    Where a round begins lower than the recorded one, no level is lowered: what has gone since may have gone within that
+    round already, after its first launch (DDP's first buckets, which NCCL's watchdog holds into the second step).
+    """
+    higher = max(0, first.entry.lasting - known[0][0].entry.lasting)
     held = [envelope.held for _, envelope in known]
     found = []
     for (launch, envelope), graph in zip(known, graphs, strict=True):

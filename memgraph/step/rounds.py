@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 
+from memgraph.base.errors import BudgetError
 from memgraph.step import problem, telling
 from memgraph.step.joint import Launch, Unsolved
 from memgraph.step.launched import Launched
@@ -118,7 +119,8 @@ class Rounds:
 
     def _planned(self, graph: PlannedGraph, first: Launched) -> tuple[Chosen, ...]:
         """Choose the plans of a round like the last one; () where the last one tells nothing, or none were chosen."""
-        known = self._learned.get((id(graph), first.entry.sizes), [])
+        place = id(graph), first.entry.sizes
+        known = self._learned.get(place, [])
         graphs: list[PlannedGraph] = [other for launch, _ in known if (other := launch.graph()) is not None]
         if not known or len(graphs) < len(known) or any(other.room != graph.room for other in graphs):
             return ()
@@ -126,12 +128,21 @@ class Rounds:
             return ()
         if (len(known) == 1 and graph.ends) or any(other.alike for other in graphs):
             return ()
-        name = (first.entry.lasting // max(1, int(graph.room * SLACK)), *map(id, graphs))
+        slack, fallen = int(graph.room * SLACK), known[0][0].entry.lasting - first.entry.lasting
+        if fallen > slack:  # what has gone since may have gone within the recorded round: that says nothing of this one
+            del self._learned[place]
+            return ()
+        name = (first.entry.lasting // max(1, slack), *map(id, graphs))
         if name in self._tried:  # it is not tried at every step
             return ()
         start = time.perf_counter()
         try:
             chosen = self._choose(known, graphs, first, graph)
+        except BudgetError:
+            if fallen <= 0:
+                raise
+            del self._learned[place]  # at the level of this round there may be a choice
+            return ()
         except Unsolved as unsolved:  # each launch keeps the budget by itself then
             _logger.debug("the plans of a round are not chosen together: %s", unsolved)
             chosen = ()

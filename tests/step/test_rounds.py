@@ -128,6 +128,21 @@ def test_a_level_that_grows_is_planned_for_anew():
     assert max(peaks) <= 150 * KIB
 
 
+def test_what_has_gone_within_a_recorded_round_is_not_taken_off_its_later_levels_again():
+    """DDP's first buckets stand when the second step begins, and go in its midst: the third begins lower."""
+    world = World(100 * KIB)
+    graphs = layers(world, 4, (plan(10, 4, 60, 2.0), plan(10, 4, 95, 1.0)))
+    buckets, x = world.device.hold(20 * KIB), torch.ones(1, requires_grad=True)
+    for graph in graphs:
+        (x,) = graph.launch(x)
+    del buckets
+    x.sum().backward()
+    del x
+    world.run.stop_recording()
+    assert max(step(world, graphs) for _ in range(3)) <= 100 * KIB
+    assert any(launch.variant().seconds == 1.0 for launch in world.run.round[:4])
+
+
 def test_a_round_that_goes_another_way_is_refused_or_kept_and_learned():
     """Its first launches hold what was chosen for a shorter round: it may be refused, once."""
     world = World(110 * KIB)
