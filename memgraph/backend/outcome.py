@@ -84,7 +84,7 @@ def build_report(
     )
 
 
-def _times(chosen: Candidate) -> dict[str, float]:
+def _times(chosen: Candidate) -> dict[str, Any]:
     """What a plan's extra time goes to."""
     again = max(0.0, chosen.seconds - chosen.stall - chosen.drag)
     return {"recompute_time": again, "stall_time": chosen.stall, "drag_time": chosen.drag}

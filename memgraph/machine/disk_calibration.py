@@ -118,7 +118,8 @@ def _drag(tier: NvmeTier, disk: Disk) -> float | None:
 
 def _beside(tier: NvmeTier, source: torch.Tensor, work: Callable[[], float]) -> float:
     """Seconds of moving all values out and back, with `work` beside each copy."""
-    start, held = time.perf_counter(), []
+    held: list[OffloadedValue] = []
+    start = time.perf_counter()
     for i in range(_VALUES):
         out = tier.offload(f"calibrate {i}", source, Settings())
         out.start()
