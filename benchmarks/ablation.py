@@ -44,6 +44,7 @@ def main(
     models: Annotated[str, typer.Option(help="Models by commas, with their layers.")] = "llama:4,vit:4",
     fractions: Annotated[str, typer.Option(help="Shares of the peak, by commas.")] = "0.6,0.4,0.25,0.15",
     parts: Annotated[str, typer.Option(help="stages, levers, or both by a comma.")] = "stages,levers",
+    arms: Annotated[str, typer.Option(help="Of the levers, by semicolons; empty for all.")] = "",
     rounds: Annotated[int, typer.Option(help="Steps of each arm, in turn.")] = 7,
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "ablation",
 ) -> None:
@@ -53,23 +54,27 @@ def main(
     shares = [float(share) for share in fractions.split(",")]
     for model in models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            task = {"model": model, "fractions": shares, "folder": folder}
+            task = {"model": model, "fractions": shares, "folder": folder, "stages": "stages" in parts.split(",")}
             for budget in list(Process("benchmarks.ablation:plans", task).results()):
                 for part in parts.split(","):
-                    rows += _measured(model, budget, part, folder, rounds)
+                    rows += _measured(model, budget, part, folder, rounds, arms.split(";") if arms else list(LEVERS))
                     page = record.write("What stages and levers bring", {"rows": rows}, body(rows))
     print(page)
 
 
-def _measured(model: str, budget: Result, part: str, folder: str, rounds: int) -> list[Result]:
-    """The rows of all arms of one budget: of the stages or of the levers."""
+def _measured(model: str, budget: Result, part: str, folder: str, rounds: int, arms: list[str]) -> list[Result]:
+    """The rows of all arms of one budget: of the stages, or of those of the levers that are in `arms`."""
     given = {"model": model, "share": budget["share"], "bound": budget["bound"]}
     given["unplanned"] = budget["unplanned"]
     tasks: dict[str, Task] = {REFERENCE: {"arm": REFERENCE, "options": None}}
     if part == "stages":
         tasks |= {arm: {"arm": arm, "options": {"plan": path}} for arm, path in budget["files"].items()}
     else:
-        tasks |= {arm: {"arm": arm, "options": _options(levers, budget, folder)} for arm, levers in LEVERS.items()}
+        tasks |= {
+            arm: {"arm": arm, "options": _options(levers, budget, folder)}
+            for arm, levers in LEVERS.items()
+            if arm in arms
+        }
     found = harness.compare("benchmarks.ablation:work", {arm: given | task for arm, task in tasks.items()}, rounds)
     return [given | {"part": part} | row for row in found.values()]
 
@@ -121,13 +126,17 @@ def plans(task: Task) -> Iterator[Result]:
     like = memgraph.plan(fn, *args, **kwargs).plan
 
     def ask(explorer: Explorer) -> list[Result]:
-        return [_stages(explorer, like, share, Path(task["folder"])) for share in task["fractions"]]
+        folder = Path(task["folder"]) if task["stages"] else None
+        return [_stages(explorer, like, share, folder) for share in task["fractions"]]
 
     yield from explored(fn, args, kwargs, Target.of(parse_options({}), None, None), ask)
 
 
-def _stages(explorer: Any, like: Any, share: float, folder: Path) -> Result:
-    """The answer for one budget.  like: a plan of the step, of which files take all but the plan of its graph."""
+def _stages(explorer: Any, like: Any, share: float, folder: Path | None) -> Result:
+    """The answer for one budget.  like: a plan of the step, of which files take all but the plan of its graph.
+
+    folder: of the files; None for none.
+    """
     from memgraph.backend.joint_graph import Choice
     from memgraph.base import compat
 
@@ -136,8 +145,8 @@ def _stages(explorer: Any, like: Any, share: float, folder: Path) -> Result:
         plain = planning.variant(planning.cuts.plain)
         bound = Shares.of(plain).bytes(share)
         files = {}
-        for arm, candidate in best_of_stages(plain, bound).items():
-            if candidate is not None:
+        for arm, candidate in best_of_stages(plain, bound).items() if folder is not None else ():
+            if candidate is not None and folder is not None:
                 plan = planning.realise(Choice(plain, candidate, fits=True))[1]
                 (graph,) = like.graphs
                 seconds = plain.seconds + candidate.seconds
@@ -174,6 +183,7 @@ class AblationArm(Arm):
         if self.options is not None:
             report = newest_report()
             told = {"predicted": report.above, "slower": report.predicted_time / self.unplanned - 1}
+            told["moved"] = report.bytes_on("nvme")
         return {"peak": peak} | told
 
 

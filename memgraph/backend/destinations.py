@@ -84,7 +84,9 @@ def _host(wanted: OffloadOptions, hardware: Hardware, device: torch.device, here
         why = f"memory that the machine has free{_shared(ranks)}{_besides(taken)}"
     # Values of a CPU step are in host memory already: only a rule copies them there.
     only_rules = torch.device(hardware.device).type == "cpu"
-    return Tier("host", hardware.link_out, hardware.link_in, capacity, only_rules, PAGE, limit=limit, why=why)
+    drag = 1.0 if only_rules else 0.0  # the thread that computes makes the copy itself (runtime/streams.py)
+    rates = hardware.link_out, hardware.link_in
+    return Tier("host", *rates, capacity, only_rules, PAGE, limit=limit, drag=drag, why=why)
 
 
 def _nvme(wanted: ScratchOptions, hardware: Hardware, device: torch.device, here: bool, gpudirect: bool) -> Tier:
@@ -96,8 +98,17 @@ def _nvme(wanted: ScratchOptions, hardware: Hardware, device: torch.device, here
         if capacity is None or disk_room < capacity:
             capacity, why = disk_room, text
     extra = runtime.room(1, "nvme", hardware.device) - PAGE
-    rates = disk.load(folder).rates(gpudirect)
-    return Tier("nvme", *rates, capacity, page=PAGE, extra=extra, gpudirect=gpudirect, limit=limit, why=why)
+    figures = disk.load(folder)
+    drag = figures.taken if torch.device(hardware.device).type == "cpu" else 0.0
+    own: dict[str, Any] = {
+        "page": PAGE,
+        "extra": extra,
+        "gpudirect": gpudirect,
+        "limit": limit,
+        "drag": drag,
+        "why": why,
+    }
+    return Tier("nvme", *figures.rates(gpudirect), capacity, **own)
 
 
 def _left(limit: int, taken: runtime.Taken) -> tuple[int, str]:

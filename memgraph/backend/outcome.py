@@ -13,6 +13,7 @@ from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
+from memgraph.planner.candidates import Candidate
 from memgraph.planner.course import described, held, named, timed, timeline
 from memgraph.planner.decisions import Described, Refusal, Timeline
 from memgraph.planner.explain import full_refusal
@@ -69,8 +70,7 @@ def build_report(
         source_of_peak=Source.WRAPPER if truth is not None else Source.SWEEP,
         predicted_time=planned.seconds,
         unplanned_time=planned.unplanned_seconds,
-        recompute_time=max(0.0, planned.chosen.seconds - planned.chosen.stall),
-        stall_time=planned.chosen.stall,
+        **_times(planned.chosen),
         decisions=planned.plan.decisions,
         refusals=planned.refusals + refusals,
         timeline=timeline(planned.facts, planned.chosen, planned.course) if truth is None else truth,
@@ -82,6 +82,12 @@ def build_report(
         versions=_versions(),
         **known,
     )
+
+
+def _times(chosen: Candidate) -> dict[str, Any]:
+    """What a plan's extra time goes to."""
+    again = max(0.0, chosen.seconds - chosen.stall - chosen.drag)
+    return {"recompute_time": again, "stall_time": chosen.stall, "drag_time": chosen.drag}
 
 
 def with_least(report: Report, planned: Planned) -> Report:

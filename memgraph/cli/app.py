@@ -111,6 +111,9 @@ def _disk_rows(folder: str, rates: Any, on_gpu: bool) -> Iterator[tuple[str, str
         yield f"{way}, {folder} ({kind})", measured, built_in
         if rates.knows_gpudirect:
             yield f"{way}, {folder} (GPUDirect)", f"{getattr(rates, f'gpudirect_{way}') / 1e9:,.2f} GB/s", ""
+    if not on_gpu:
+        told = "not known: the machine had other work" if rates.drag is None else f"{rates.drag:.0%} of their time"
+        yield "taken by copies from a CPU's work", told, f"{disk.BUILT_IN.taken:.0%}"
     if on_gpu or rates.knows_gpudirect:
         yield "GPUDirect", f"not used: {rates.against_gpudirect}" if rates.against_gpudirect else "used", ""
 

@@ -17,6 +17,11 @@ from memgraph.base.folder import cache_folder, write_atomically
 _MARGIN = 0.1
 
 
+# What a copy takes from a CPU's work beside it, where nobody has measured it. Here a step of a Llama became longer by
+# two thirds of what its copies take (docs/decisions/0015-bounds.md).
+BUILT_IN_DRAG = 2 / 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Disk:
     """The figures of the disk under a scratch folder."""
@@ -41,6 +46,15 @@ class Disk:
 
     refusal: str = "it was not measured here; `memgraph calibrate --scratch FOLDER` does"
     """Why GPUDirect was not measured."""
+
+    drag: float | None = None
+    """Seconds that a second of copying takes from a CPU that computes beside it, 0 to 1; None where it was not
+    measured. A GPU is not held up: it has engines for copies."""
+
+    @property
+    def taken(self) -> float:
+        """`drag`, or the built-in figure."""
+        return BUILT_IN_DRAG if self.drag is None else self.drag
 
     @property
     def knows_gpudirect(self) -> bool:
@@ -77,7 +91,8 @@ class Disk:
             disk = cls(**json.loads(text))
             infinity = float("inf")
             staged = all(0 < rate < infinity for rate in (disk.write, disk.read))
-            if staged and all(0 <= rate < infinity for rate in (disk.gpudirect_write, disk.gpudirect_read)):
+            direct = all(0 <= rate < infinity for rate in (disk.gpudirect_write, disk.gpudirect_read))
+            if staged and direct and 0 <= disk.taken <= 1:
                 return disk
         except (TypeError, ValueError) as error:
             raise ValueError(f"not the figures of a disk: {error}") from error

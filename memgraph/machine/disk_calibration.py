@@ -1,4 +1,7 @@
-"""Measure how fast a scratch folder is written and read, through the runtime's own input and output."""
+"""Measure how fast a scratch folder is written and read, through the runtime's own input and output.
+
+On the CPU also what copies take from the work beside them: matrix products run alone and beside copies, in turn.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,13 @@ from memgraph.runtime.value import OffloadedValue
 _EACH = 32 << 20
 _VALUES = 8
 _SECONDS = 1.0  # to measure a direction for, about
+# Beside products, values of about the size of a model's leave one after another, each with products for so many times
+# as long as its copy takes: so that all copies hide.
+_SMALL = 4 << 20
+_LONGER = 3
+_ROUNDS = 7
+_SIDE = 384  # of the matrices
+_SPREAD = 0.5  # between the quartiles of the rounds: of rounds that differ more nothing is believed
 
 
 def calibrate_disk(folder: str | Path, device: torch.device | str = "cpu", gds: Opener | None = None) -> Disk:
@@ -37,7 +47,7 @@ def calibrate_disk(folder: str | Path, device: torch.device | str = "cpu", gds: 
         write, read = _rates(tier, Settings())
         staged = Disk(write, read, direct=bool(tier.direct))
         if gds is None and device.type == "cpu":
-            return staged
+            return dataclasses.replace(staged, drag=_drag(tier, staged))
         if not tier.register():
             return dataclasses.replace(staged, refusal=tier.refusal)
         try:
@@ -86,3 +96,54 @@ def _rate(move: Callable[[], None], device: torch.device) -> float:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     return _VALUES * _EACH / statistics.median(seconds)
+
+
+def _drag(tier: NvmeTier, disk: Disk) -> float | None:
+    """Seconds that a second of copying takes from products that run beside it on all of torch's threads.
+
+    None where the rounds differ too much to say: other work was on the machine.
+    """
+    product, source = _Product(), torch.randint(0, 256, (min(_SMALL, _EACH),), dtype=torch.uint8)
+    copying = source.nbytes / disk.write + source.nbytes / disk.read
+    products = max(1, round(_LONGER * copying / 2 / product.seconds))
+    lost: list[float] = []
+    for number in range(_ROUNDS + 1):
+        alone = product.run(2 * _VALUES * products)
+        beside = _beside(tier, source, lambda: product.run(products))
+        if number:  # the first writes blocks that were never written
+            lost.append((beside - alone) / (_VALUES * copying))
+    low, middle, high = statistics.quantiles(lost, n=4)
+    return None if high - low > _SPREAD else min(1.0, max(0.0, middle))
+
+
+def _beside(tier: NvmeTier, source: torch.Tensor, work: Callable[[], float]) -> float:
+    """Seconds of moving all values out and back, with `work` beside each copy."""
+    held: list[OffloadedValue] = []
+    start = time.perf_counter()
+    for i in range(_VALUES):
+        out = tier.offload(f"calibrate {i}", source, Settings())
+        out.start()
+        work()
+        out.finish()
+        held.append(out.value)
+    for value in held:
+        back = tier.reload(value, tier.empty(value, value.layout))
+        back.start()
+        work()
+        back.finish()
+    return time.perf_counter() - start
+
+
+class _Product:
+    """A matrix product, run any number of times."""
+
+    def __init__(self) -> None:
+        self.left, self.right, self.out = (torch.randn(_SIDE, _SIDE) for _ in range(3))
+        self.run(3)
+        self.seconds = self.run(20) / 20
+
+    def run(self, times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            torch.mm(self.left, self.right, out=self.out)
+        return time.perf_counter() - start

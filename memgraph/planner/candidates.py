@@ -38,13 +38,15 @@ class Candidate:
     peak: int
     """Bytes above the baseline."""
     seconds: float
-    """Time beyond Inductor's own choice: of recomputation, of writing saved values, of waiting for copies."""
+    """Time beyond Inductor's own choice: of recomputation, of writing saved values, of copies."""
     stock: bool = False
     """This is Inductor's own choice, and its own split of the graph may stand as it is."""
     moves: tuple[Move, ...] = ()
     """Values that are in another tier between forward and backward."""
     stall: float = 0.0
     """The part of `seconds` in which the step waits for copies."""
+    drag: float = 0.0
+    """The part of `seconds` that copies take from the operators beside them."""
 
     @property
     def carried(self) -> int:

@@ -1,7 +1,8 @@
 """The course of a planned step: what is allocated when, which operator runs when, and when copies are under way.
 
 Times are predicted seconds from the start of the step. An operator begins when the one before it has ended and the
-copies that it waits for are done; a tier's copies in one direction go one after another.
+copies that it waits for are done; a tier's copies in one direction go one after another. What copies take from the
+operators beside them (`Tier.drag`) is known of a whole step alone: no operator here is longer for it.
 """
 
 from __future__ import annotations

@@ -291,7 +291,8 @@ class Offloader:
         """The base with the copies of the chosen values in place, swept.  window: bytes that may be under way."""
         placed = place(self.facts, base.schedule, self._clock(base), chosen, window)
         found = self.candidates.evaluate(placed.schedule)
-        return dataclasses.replace(found, seconds=found.seconds + placed.stall, moves=placed.moves, stall=placed.stall)
+        seconds = found.seconds + placed.stall + placed.drag
+        return dataclasses.replace(found, seconds=seconds, moves=placed.moves, stall=placed.stall, drag=placed.drag)
 
     def _bytes(self, base: Candidate, window: float) -> float:
         """A window in bytes.  window: as a multiple of the largest value that may leave."""

@@ -11,6 +11,8 @@ Why not a library: it is one walk over two queues, and the result has to be a pr
 Algorithm: one queue a tier and direction, each as fast as its link. The copies out start at birth; each ends at the
 first operator by which the queue is predicted to be through with it. The copies back start as late as still hides them.
 A window bounds the bytes that are under way: a smaller one gives memory back earlier and makes the step wait longer.
+Where copies have no engines of their own, a copy that hides still takes a share of its time from the operators beside
+it (`Tier.drag`); for one that the step waits for anyway, nothing is taken.
 
 Oracle: tests/planner/test_queues.py plays the copies on a clock of its own; the step waits no longer than predicted.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
@@ -49,12 +51,19 @@ class Tier:
     """`out` and `back` are figures of GPUDirect, and the runtime is to copy that way."""
     limit: int | None = None
     """The most bytes that the runtime may take in all, other graphs' with them; None for no limit."""
+    drag: float = 0.0
+    """Seconds that a second of copying takes from the operators beside it, 0 to 1: the CPU's cores copy too, a GPU has
+    engines for it."""
     why: str = dataclasses.field(default="", compare=False, repr=False)
     """What the capacity is, to read. Not compared: it may tell what is free to the byte."""
 
     def room(self, size: int) -> int:
         """Bytes that a value of `size` bytes takes."""
         return -(-(size + self.extra) // self.page) * self.page
+
+    def seconds(self, size: int) -> float:
+        """How long `size` bytes are copied, out and back."""
+        return size / self.out + size / self.back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +88,8 @@ class Placement:
     moves: tuple[Move, ...]
     stall: float
     """Seconds that the step waits for the copies."""
+    drag: float
+    """Seconds that the copies take from the operators beside them."""
 
 
 class Clock:
@@ -125,7 +136,19 @@ def place(
     finish, out_stall = _out(facts, clock, chosen, window)
     load, back_stall = _back(facts, clock, chosen, window)
     moves = tuple(Move(v, tier.name, finish[v], load[v], clock.first_use[v]) for v, tier in chosen)
-    return Placement(with_moves(schedule, clock, moves), moves, out_stall + back_stall)
+    stall = out_stall + back_stall
+    return Placement(with_moves(schedule, clock, moves), moves, stall, drag(facts, chosen, stall))
+
+
+def drag(facts: JointFacts, chosen: Iterable[tuple[int, Tier]], stall: float) -> float:
+    """Seconds that copies take from the operators beside them, where the step waits for `stall` seconds of the copies.
+
+    Which copies it waits for does not matter: the share of all copies that hides is taken.
+    """
+    copies = [(tier.seconds(facts.values[v].bytes), tier.drag) for v, tier in chosen]
+    total = sum(seconds for seconds, _ in copies)
+    hidden = max(0.0, 1 - stall / total) if total else 0.0
+    return hidden * sum(seconds * share for seconds, share in copies)
 
 
 def _out(

@@ -22,7 +22,7 @@ from memgraph.planner.copies import Copies
 from memgraph.planner.course import Course
 from memgraph.planner.decisions import Doing, Plan, node_name
 from memgraph.planner.offload import Tiers
-from memgraph.planner.queues import Clock, Move, with_moves
+from memgraph.planner.queues import Clock, Move, drag, with_moves
 from memgraph.planner.schedule import Copy, Schedule, backward_program, forward_program
 
 
@@ -50,7 +50,9 @@ def replayed(plan: Plan, candidates: Candidates, tiers: Tiers) -> Candidate:
     found = candidates.evaluate(with_moves(schedule, clock, moves))
     course = Course(facts, dataclasses.replace(found, moves=moves), tiers.tiers)
     stall = sum(work.end - work.start for work in course.works if work.doing is Doing.WAIT)
-    return dataclasses.replace(found, moves=moves, stall=stall, seconds=found.seconds + stall)
+    by_name = {tier.name: tier for tier in tiers.tiers}
+    taken = drag(facts, ((move.value, by_name[move.tier]) for move in moves), stall)
+    return dataclasses.replace(found, moves=moves, stall=stall, drag=taken, seconds=found.seconds + stall + taken)
 
 
 def _names(facts: JointFacts, schedule: Schedule) -> tuple[str, ...]:

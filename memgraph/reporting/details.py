@@ -89,6 +89,8 @@ def _head(figures: Figures) -> Iterator[Row]:
     price = f"{duration(figures.recompute_time)} of it recomputation"
     if figures.stall_time:
         price += f", {duration(figures.stall_time)} waiting for copies"
+    if figures.drag_time:
+        price += f", {duration(figures.drag_time)} taken by copies from the work beside them"
     yield "step time", f"{duration(figures.unplanned_time)} -> {duration(figures.predicted_time)} ({price})"
     built_in = "with built-in figures, not calibrated on this machine: run `memgraph calibrate`"
     yield "times", "with figures measured on this machine" if figures.calibrated else built_in

@@ -113,6 +113,9 @@ class Figures:
     stall_time: float = 0.0
     """Seconds of a step spent waiting for copies to other tiers and back."""
 
+    drag_time: float = 0.0
+    """Seconds that copies take from the operators beside them: on a CPU, whose cores copy too."""
+
     source_of_unplanned_peak: Source = Source.SWEEP
     """How `unplanned_peak` is known. It is read only where the graph was lowered as plain Inductor has it: for a budget
     that is a share, and where the plan changes nothing."""

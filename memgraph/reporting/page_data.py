@@ -83,7 +83,7 @@ def part(
 
 PLAIN = (
     "key graph device requested budget reserve baseline to_come level unplanned_peak predicted_peak predicted_time "
-    "unplanned_time recompute_time stall_time calibrated cached attempts"
+    "unplanned_time recompute_time stall_time drag_time calibrated cached attempts"
 ).split()
 
 

@@ -94,6 +94,8 @@ def _costs(figures: Figures) -> str:
     price = [f"{duration(figures.recompute_time)} of it recomputation"]
     if figures.stall_time:
         price.append(f"{duration(figures.stall_time)} waiting for copies")
+    if figures.drag_time:
+        price.append(f"{duration(figures.drag_time)} taken by copies from the work beside them")
     slower = "" if figures.slowdown is None else f", {100 * figures.slowdown:+.1f} %"
     times = f"{duration(figures.unplanned_time)} -> {duration(figures.predicted_time)} a step{slower}"
     return f"{times} ({', '.join(price)})"

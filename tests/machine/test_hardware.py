@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import stat
 
 import pytest
@@ -190,7 +191,11 @@ def test_disk_figures_round_trip_and_are_kept_by_disk(tmp_path, folder):
     file.write_text("{")
     assert disk.load(tmp_path) == disk.BUILT_IN
     assert disk.load(tmp_path / "missing") == disk.BUILT_IN
-    for text in ("[]", "{}", '{"write": 0, "read": 1}', '{"write": 1, "read": 1, "gpudirect_read": -1}'):
+    assert figures.drag is None and figures.taken == disk.BUILT_IN_DRAG  # kept before it was measured, or for a GPU
+    kept = dataclasses.replace(figures, drag=0.0)
+    assert disk.Disk.from_json(kept.to_json()).taken == 0
+    bad = ('{"write": 1, "read": 1, "gpudirect_read": -1}', '{"write": 1, "read": 1, "drag": 2}')
+    for text in ("[]", "{}", '{"write": 0, "read": 1}', *bad):
         with pytest.raises(ValueError, match="not the figures of a disk"):
             disk.Disk.from_json(text)
 
@@ -247,6 +252,16 @@ def test_a_machine_without_gpudirect_is_measured_the_other_way(tmp_path, small_v
     measured = calibrate_disk(tmp_path, gds=Late() if failing == "late" else GdsFiles(**{failing: "no driver"}))
     assert measured.write > 0 and not measured.knows_gpudirect
     assert measured.against_gpudirect == measured.refusal != "" and "no driver" in measured.refusal
+
+
+def test_what_copies_take_from_a_cpu_is_measured(tmp_path, small_values, monkeypatch):
+    monkeypatch.setattr(disk_calibration, "_SPREAD", math.inf)  # whatever else the machine does
+    measured = calibrate_disk(tmp_path)
+    assert measured.drag is not None and 0 <= measured.drag <= 1
+    monkeypatch.setattr(disk_calibration, "_SPREAD", -1.0)
+    assert calibrate_disk(tmp_path).taken == disk.BUILT_IN_DRAG
+    assert not list(tmp_path.iterdir())
+    assert calibrate_disk(tmp_path, gds=GdsFiles()).drag is None  # as from a GPU, which has engines for copies
 
 
 def test_the_cpu_says_nothing_of_gpudirect(tmp_path, small_values):

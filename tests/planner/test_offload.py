@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from memgraph.planner import polish
-from memgraph.planner.candidates import Candidates
+from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.offload import Offloader, Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
@@ -49,6 +49,25 @@ def test_what_is_not_looked_for_would_not_have_been_chosen(rate, monkeypatch):
     short = seconds()
     monkeypatch.setattr(Planner, "_beats_all_kept", lambda *_: False)
     assert short == pytest.approx(seconds())
+
+
+def test_nothing_leaves_where_its_copies_take_more_than_recomputation():
+    """Copies that hide behind the operators: free where the device has engines for them, not on a CPU."""
+    facts = chain([((n,), 100, 1e-6, True, "") for n in range(8)], regions=8)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    facts = dataclasses.replace(facts, values=movable)
+
+    def best(rate: float, drag: float) -> Candidate:
+        planner = Planner(facts, fused=False, offload=Tiers((Tier("host", rate, rate, drag=drag),)))
+        found = planner.best(planner.stock.peak - 200)
+        assert found is not None
+        return found
+
+    free, taken = best(2e8, 0.0), best(2e8, 1.0)
+    assert free.moves and free.drag == 0
+    assert not taken.moves and taken.seconds > free.seconds
+    cheap = best(2e8, 0.01)
+    assert cheap.moves and cheap.seconds == pytest.approx(free.seconds + cheap.drag) and cheap.drag > 0
 
 
 class _Counted(tuple[int, ...]):
