@@ -129,7 +129,7 @@ def test_a_level_that_grows_is_planned_for_anew():
 
 
 def test_what_has_gone_within_a_recorded_round_is_not_taken_off_its_later_levels_again():
-    """DDP's first buckets stand when the second step begins, and go in its midst: the third begins lower."""
+    """As seen with DDP: some bytes stand when a step begins, and go in its midst, so that the next one begins lower."""
     world = World(100 * KIB)
     graphs = layers(world, 4, (plan(10, 4, 60, 2.0), plan(10, 4, 95, 1.0)))
     buckets, x = world.device.hold(20 * KIB), torch.ones(1, requires_grad=True)
