@@ -48,7 +48,8 @@ class Masked:
             ids = rest.pop(0)
             found = found & (ids[:, None, :, None] == ids[:, None, None, :])
         found = (found | (key == query))[(None,) * (4 - found.dim())]
-        return torch.where(found, (key - query) * 0.25, float("-inf")) if self.slope else found
+        # Of the query's type: with AVX2, ATen reads a float32 mask of float64 queries wrong from 8 keys on (2.13).
+        return torch.where(found, (key - query).to(x.dtype) * 0.25, float("-inf")) if self.slope else found
 
     def read(self, batch: int, query: int, key: int) -> bool:
         """Whether a query reads a key."""
