@@ -1,7 +1,9 @@
 """What memgraph adds to a launch of a compiled graph, in microseconds.
 
     python -m benchmarks.launch_cost
+    python -m memgraph.simulator --card H100 -- -m benchmarks.launch_cost
 
+The second is on the simulated GPU: what the host does there is real, and what the GPU does takes no time.
 The same tiny step, forward and backward, with its graph called as Inductor has it, and through memgraph: once the
 levels are known and nothing is recorded, and while it is. Many repetitions, a step at a time in turn. Then what two
 ranks take to agree upon a launch, which they do for each launch of a graph with collectives.
@@ -28,8 +30,9 @@ def main() -> None:
     """Measure, and print."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-    x = torch.randn(4, 8)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to(device)
+    x = torch.randn(4, 8, device=device)
     loss_of = torch.compile(lambda x: model(x).square().mean(), backend="memgraph", options={"budget": "1GiB"})
     loss_of(x).backward()
 
