@@ -29,6 +29,7 @@ NAMES = {
     "torch._C._autograd._profiler_enabled": "a kernel is not tried while the user's profiler runs",
     "torch._C._current_graph_task_id": "no recording ends within a backward, which would begin it again",
     "torch._C._dispatch_get_all_op_names": "the nearest operator to a name that is none",
+    "torch._C._len_torch_dispatch_stack": "whether any mode is on, asked at each launch",
     "torch._C._storage_Use_Count": "who holds an output",
     "torch._C._profiler._EventType": "allocations among the profiler's events",
     "torch._C._profiler._ExperimentalConfig": "the profiler of a kernel's trial",
@@ -291,13 +292,15 @@ def test_sizes_have_hints(mode):
 def test_fake_tensors():
     with torch._subclasses.FakeTensorMode() as mode:
         fake = torch.empty(4, 4)
-        assert compat.is_fake(fake) and compat.fake_mode_of([fake]) is mode
+        assert compat.is_fake(fake) and compat.fake_mode_of([fake]) is mode and compat.runs_on_fakes()
         assert compat.storage_id(fake) == compat.storage_id(fake.view(16)) != compat.storage_id(fake.clone())
         with compat.really():
             assert not compat.is_fake(torch.empty(1))
     with compat.propagating(mode):
         assert compat.is_fake(torch.empty(2)) and not torch.is_grad_enabled()
-    assert not compat.is_fake(torch.empty(1))
+    assert not compat.is_fake(torch.empty(1)) and not compat.runs_on_fakes()
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        assert compat.runs_on_fakes()
 
 
 def test_holders_of_a_storage_are_counted():

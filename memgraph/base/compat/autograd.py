@@ -24,9 +24,9 @@ def compiled_node(outputs: Any) -> Any:
 
 def in_backward() -> bool:
     """Whether a backward runs on this thread, a hook of it, say."""
-    from torch._C import _current_graph_task_id
+    import torch
 
-    return _current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1
 
 
 def after_backward(call: Callable[[], None]) -> None:

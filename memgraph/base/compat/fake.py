@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -46,11 +47,29 @@ def is_fake(tensor: Any) -> bool:
 
     2.11, 2.13: each is a FakeTensor. 2.15 can keep them in C++ as well (torch/_subclasses/fake_tensor.py), and tells.
     """
+    return _fake_test()(tensor)
+
+
+@functools.cache
+def _fake_test() -> Callable[[Any], bool]:
+    """What tells a fake tensor. Found once: launches ask, and an import within a function takes a microsecond."""
     from torch._subclasses import fake_tensor
 
     if hasattr(fake_tensor, "is_fake_tensor"):
-        return fake_tensor.is_fake_tensor(tensor)
-    return isinstance(tensor, fake_tensor.FakeTensor)
+        return fake_tensor.is_fake_tensor
+    return lambda tensor: isinstance(tensor, fake_tensor.FakeTensor)
+
+
+def runs_on_fakes() -> bool:
+    """Whether what is called now is to run on fake tensors, of a mode or of what torch traces.
+
+    Each launch asks: where neither a mode is on nor torch traces, `fake_mode_of` would find nothing, and take longer.
+    """
+    import torch
+
+    if torch._guards.TracingContext.try_get() is None and not torch._C._len_torch_dispatch_stack():
+        return False
+    return fake_mode_of(()) is not None
 
 
 @contextlib.contextmanager
