@@ -22,6 +22,7 @@ from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain
 from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
+from memgraph.facts.tokens.scores import find_scores
 from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.graphs import Joint, TilePlan
 from memgraph.passes.tile import call_names
@@ -86,9 +87,10 @@ class Tiling:
         if self.rules or self.options.tile is not None and self.options.tile.attention is not False:
             attention, kept = find_attention(module, weights)
             if self.device != "cpu":  # traced on a CPU for a card, the graph has kernels that the card's will not have
-                reason = "attention runs in shards of its queries on the CPU alone"
+                reason = "a kernel of attention runs in shards of its queries on the CPU alone"
                 kept, attention = (*kept, *(RefusedRegion(r.module, r.forward[0], reason) for r in attention)), ()
-            regions, refused = (*regions, *attention), (*refused, *kept)
+            scores, mixed = find_scores(module, weights)
+            regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
         return tuple(self._counted(regions)) if self.symbols else regions, refused
 
     def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:

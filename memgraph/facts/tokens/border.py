@@ -33,6 +33,9 @@ class Frame:
     """The number of tokens in all shards."""
     numbers: int
     """The numbers in the matrix whose rows are the tokens: a value with more numbers is wide."""
+    scores: fx.Node | None = None
+    """Of attention, whose tokens are the queries, the product of queries and keys: no value has the tokens but those
+    that are made of it, or read together with such a value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Draft:
 def entered(frame: Frame, draft: Draft, node: fx.Node) -> Draft:
     """The draft with one more member, whose state is yet to be found."""
     states = {known: state for known, state in draft.states.items() if known is not node}
+    if is_given(frame, draft, node):  # a shard makes it for itself: what other layers make of it is theirs
+        return dataclasses.replace(draft, states=states, members=draft.members | {node})
     below = set(draft.below)
     pending, backward = list(node.users), node in frame.graph.backward
     while pending:
@@ -111,16 +116,28 @@ def belongs(frame: Frame, draft: Draft, node: fx.Node, state: State) -> bool:
     name = qualified_name(node.target)
     if name in MAKERS:
         return name not in COUNTERS or not state.crosses
-    return not state.crosses or (is_wide(frame, node) and not is_drawn(node))
+    if not state.crosses:
+        return True
+    shared = is_given(frame, draft, node) and not draft.members.issuperset(node.users)
+    return is_wide(frame, node) and not is_drawn(node) and not shared
 
 
-def spreads(frame: Frame, node: fx.Node, state: State) -> bool:
+def spreads(frame: Frame, draft: Draft, node: fx.Node, state: State) -> bool:
     """Whether all readers of a member belong to the region as well."""
     if isinstance(state, tuple):
         return True  # the readers tell its parts apart
     if isinstance(state, Sharded):
-        return not state.crosses or is_wide(frame, node)
+        return not state.crosses or (is_wide(frame, node) and not is_given(frame, draft, node))
     return state == ROUTING
+
+
+def is_given(frame: Frame, draft: Draft, node: fx.Node) -> bool:
+    """Whether a value of the forward is given to attention, and not made of its scores: what makes its mask, say.
+
+    All layers may read it.
+    """
+    outside = node not in frame.graph.backward and node not in draft.below
+    return frame.scores is not None and node is not frame.scores and outside
 
 
 def is_spared(draft: Draft, node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ region as well put those readers on the worklist.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from torch import fx
@@ -21,6 +22,7 @@ from memgraph.facts.tokens.kinds import MAKERS
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.rules import rule_of
 from memgraph.facts.tokens.states import REPLICATED, MixesTokens, Sharded, State, without_ones
+from memgraph.facts.views import view_base
 
 
 class TokenFlow:
@@ -42,7 +44,7 @@ class TokenFlow:
         known = self.known(node)
         if known is not None:
             return known
-        if border.after_members(self.draft, node) or sorted_within(node):
+        if border.after_members(self.draft, node) or sorted_within(node) or self._is_gradient_of_weights(node):
             return self.include(node)
         return self.require(node, self._default(node), reader)
 
@@ -111,7 +113,7 @@ class TokenFlow:
         if before is not None and before != state:
             raise MixesTokens(node, "is read both by tokens and whole")
         self.draft = self.draft.with_state(node, state)
-        if border.spreads(self.frame, node, state):
+        if border.spreads(self.frame, self.draft, node, state):
             self.draft = dataclasses.replace(self.draft, pending=self.draft.pending.union(node.users))
 
     def spread(self) -> None:
@@ -119,8 +121,22 @@ class TokenFlow:
         while self.draft.pending:
             node = min(self.draft.pending, key=self.frame.graph.place.__getitem__)
             self.draft = dataclasses.replace(self.draft, pending=self.draft.pending - {node})
-            if node not in self.draft.members and node.op == "call_function":
+            if node in self.draft.members or node.op != "call_function":
+                continue
+            if self.frame.scores is not None and node in self.frame.graph.backward:
+                self.attempt(functools.partial(self._add_alone, node))  # else the gradient that it reads is an output
+            else:
                 self.add(node)
+
+    def _add_alone(self, node: fx.Node) -> None:
+        """Make a node a member that asks for nothing else as large as the scores.
+
+        Raises MixesTokens: gradients of a bias that several layers share are added up outside.
+        """
+        self.add(node)
+        for read in node.all_input_nodes:
+            if read not in self.draft.members and border.is_wide(self.frame, read) and not border.is_drawn(read):
+                raise MixesTokens(node, f"reads {read.name} as well, which is as large as the scores")
 
     def _refuse_spread(self, node: fx.Node, state: State) -> None:
         """A value that is the same for some tokens may only meet values that each token has its own of."""
@@ -131,6 +147,15 @@ class TokenFlow:
                 if family(node.target) != "pointwise" or tuple(shape_of(node)[dim] for dim in dims) != known.spread:
                     raise MixesTokens(node, f"reads {read.name}, which is not each token's own")
 
+    def _is_gradient_of_weights(self, node: fx.Node) -> bool:
+        """Whether a value of the backward has a number for each query and key of the attention that is looked at: the
+        gradient of the output, times the values, and views of it."""
+        frame = self.frame
+        if frame.scores is None or node.op != "call_function" or node not in frame.graph.backward:
+            return False
+        product = view_base(node)
+        return qualified_name(product.target) == "aten::bmm" and border.is_wide(frame, product)
+
     # Defaults
 
     def _default(self, node: fx.Node) -> State:
@@ -140,6 +165,9 @@ class TokenFlow:
         """
         if node in self.frame.graph.weights or node.op == "get_attr":
             return REPLICATED
+        if self.frame.scores is not None:
+            meets_keys = any(self._is_gradient_of_weights(user) and user.args[0] is node for user in node.users)
+            return Sharded((1,)) if meets_keys else REPLICATED
         shape, product = shape_of(node), 1
         for end, size in enumerate(shape):
             product *= size

@@ -72,6 +72,17 @@ class TokenGraph:
             if math.prod(shape_of(node)) >= WIDE * math.prod(shape):
                 yield node, rows
 
+    def scores(self) -> Iterator[fx.Node]:
+        """Products of the forward that make a number for each query and key: wider than both, and of no weights."""
+        for node in self.nodes:
+            if node in self.backward or node.op != "call_function" or qualified_name(node.target) != "aten::bmm":
+                continue
+            sizes = [shape_of(item) for item in (node, *node.args)]
+            if not self.weights.isdisjoint(node.args) or not all(isinstance(n, int) for size in sizes for n in size):
+                continue
+            if sizes[0][1] > 1 and math.prod(sizes[0]) >= WIDE * max(map(math.prod, sizes[1:])):
+                yield node
+
 
 def _rows(node: fx.Node) -> fx.Node | None:
     """The operand that an amplifier repeats or multiplies: a product's left factor, for experts the tokens' rows."""

@@ -6,6 +6,7 @@ the seed and all wide values  ->  sums of outputs  ->  readers of parts  ->  inp
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Collection
@@ -17,7 +18,7 @@ from memgraph.facts.operators import family, qualified_name
 from memgraph.facts.tokens import border
 from memgraph.facts.tokens.border import Draft, Frame
 from memgraph.facts.tokens.flow import TokenFlow
-from memgraph.facts.tokens.graph import TokenGraph, common_path
+from memgraph.facts.tokens.graph import WIDE, TokenGraph, common_path
 from memgraph.facts.tokens.kinds import GROUPED_PRODUCTS, MAKERS, PRODUCTS
 from memgraph.facts.tokens.nodes import is_tensor, shape_of
 from memgraph.facts.tokens.region import TokenRegion
@@ -33,17 +34,37 @@ def grow(graph: TokenGraph, seed: fx.Node, rows: fx.Node) -> tuple[frozenset[fx.
 
     rows: the matrix whose rows are the tokens.
     """
-    frame = Frame(graph, shape_of(rows)[0], math.prod(shape_of(rows)))
-    flow = TokenFlow(frame)
+    flow = TokenFlow(Frame(graph, shape_of(rows)[0], math.prod(shape_of(rows))))
     if qualified_name(seed.target) not in GROUPED_PRODUCTS:  # their rows are sorted, the tokens are somewhere above
         flow.require(rows, Sharded((0,)), seed)
+    _grow(flow, seed)
+    _add_between(flow)
+    return flow.draft.members, _region(flow.frame, flow.draft)
+
+
+def grow_attention(graph: TokenGraph, scores: fx.Node) -> tuple[frozenset[fx.Node], TokenRegion | None]:
+    """The nodes that are a region's alone around a product of queries and keys, and the region; its tokens are the queries.
+
+    None if it is not worth it, or no attention.  Raises MixesTokens.
+    """
+    queries = scores.args[0]
+    numbers = math.ceil(math.prod(shape_of(scores)) / WIDE)
+    flow = TokenFlow(Frame(graph, shape_of(queries)[1], numbers, scores=scores))
+    flow.require(queries, Sharded((1,)), scores)
+    _grow(flow, scores)
+    own = frozenset(node for node in flow.draft.members if not border.is_spared(flow.draft, node))
+    region = _region(flow.frame, flow.draft)
+    if region is None or region.kind != "mlp":  # no product makes the scores thin again
+        return own, None
+    return own, dataclasses.replace(region, kind="attention")
+
+
+def _grow(flow: TokenFlow, seed: fx.Node) -> None:
     flow.add(seed)
     flow.spread()
     _add_sums_of_outputs(flow)
     _add_readers_of_parts(flow)
     _move_border_up(flow)
-    _add_between(flow)
-    return flow.draft.members, _region(frame, flow.draft)
 
 
 def _add_sums_of_outputs(flow: TokenFlow) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from memgraph.facts.operators import argument
+from memgraph.facts.operators import argument, qualified_name
+from memgraph.facts.tokens.kinds import MAKERS
 from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.rules.flow import Flow, Rule, read_all, read_first
 from memgraph.facts.tokens.states import (
@@ -65,8 +66,12 @@ def _pad(node: fx.Node, flow: Flow) -> State:
 
 def _common(node: fx.Node, flow: Flow) -> State:
     """The one state of all inputs."""
-    reads = tensors(node)
-    state = next((known for read in reads if isinstance(known := flow.known(read), Sharded)), None)
+    reads = sorted(tensors(node), key=lambda read: qualified_name(read.target) in MAKERS)  # these are as the others are
+    states = {read: known for read in reads if (known := flow.known(read)) is not None}
+    for read in reads:
+        if not any(isinstance(state, Sharded) for state in states.values()):
+            states[read] = flow.read(read, node)
+    state = next((known for known in states.values() if isinstance(known, Sharded)), None)
     if state is not None:
         for read in reads:
             if flow.known(read) is None:
@@ -74,13 +79,9 @@ def _common(node: fx.Node, flow: Flow) -> State:
             elif flow.known(read) != state:
                 raise MixesTokens(node, "joins values with and without tokens")
         return state
-    states = read_all(node, flow)
-    state = next((known for known in states if isinstance(known, Sharded)), None)
-    if state is not None:
-        return state
-    if PARTIAL in states:
+    if PARTIAL in states.values():
         raise MixesTokens(node, "needs the sum over all tokens")
-    return ROUTING if ROUTING in states else REPLICATED
+    return ROUTING if ROUTING in states.values() else REPLICATED
 
 
 def _dims(node: fx.Node, like: fx.Node) -> list[int]:
