@@ -129,13 +129,15 @@ class TokenFlow:
                 self.add(node)
 
     def _add_alone(self, node: fx.Node) -> None:
-        """Make a node a member that asks for nothing else as large as the scores.
+        """Make a node a member that asks for no other gradient as large as the scores.
 
         Raises MixesTokens: gradients of a bias that several layers share are added up outside.
         """
+        before = self.draft.members
         self.add(node)
-        for read in node.all_input_nodes:
-            if read not in self.draft.members and border.is_wide(self.frame, read) and not border.is_drawn(read):
+        for read in {read for member in self.draft.members - before for read in member.all_input_nodes}:
+            given = read not in self.draft.members and read in self.frame.graph.backward
+            if given and border.is_wide(self.frame, read):
                 raise MixesTokens(node, f"reads {read.name} as well, which is as large as the scores")
 
     def _refuse_spread(self, node: fx.Node, state: State) -> None:

@@ -21,6 +21,7 @@ from memgraph.facts.tokens.flow import TokenFlow
 from memgraph.facts.tokens.graph import WIDE, TokenGraph, common_path
 from memgraph.facts.tokens.kinds import GROUPED_PRODUCTS, MAKERS, PRODUCTS
 from memgraph.facts.tokens.nodes import is_tensor, shape_of
+from memgraph.facts.tokens.queries import Rows
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded
 from memgraph.facts.tokens.tangent import DependentForward, one_tangent, thin_between
@@ -52,6 +53,7 @@ def grow_attention(graph: TokenGraph, scores: fx.Node) -> tuple[frozenset[fx.Nod
     flow = TokenFlow(Frame(graph, shape_of(queries)[1], numbers, scores=scores))
     flow.require(queries, Sharded((1,)), scores)
     _grow(flow, scores)
+    _add_rows(flow)
     own = frozenset(node for node in flow.draft.members if not border.is_spared(flow.draft, node))
     region = _region(flow.frame, flow.draft)
     if region is None or region.kind != "mlp":  # no product makes the scores thin again
@@ -130,6 +132,25 @@ def _move_above(flow: TokenFlow, node: fx.Node) -> bool:
         return False
     flow.draft = flow.draft.with_spared(flow.draft.members - before)
     return True
+
+
+def _add_rows(flow: TokenFlow) -> None:
+    """Have each shard make its own rows of what has an entry for each query and key, out of thin values: a mask, a bias."""
+    for node in border.inputs(flow.frame, flow.draft):
+        rank = len(shape_of(node)) if is_tensor(node) else 0
+        if flow.known(node) != Sharded((rank - 2,)) or node in flow.frame.graph.backward:
+            continue
+        rows = Rows()
+        try:
+            rows.follow(node)
+        except MixesTokens:
+            continue  # it is cut, then
+        found = rows.members | rows.inputs
+        if rows.members and all(flow.known(read) in (None, state) for read, state in found.items()):
+            members, spared = flow.draft.members.union(rows.members), flow.draft.spared.union(rows.members)
+            flow.draft = dataclasses.replace(
+                flow.draft, states={**flow.draft.states, **found}, members=members, spared=spared
+            )
 
 
 def _add_between(flow: TokenFlow) -> None:
