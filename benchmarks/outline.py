@@ -9,9 +9,11 @@ then all are started again from those caches, and step in turn. A budget that is
 allocates, as bytes: a share told to memgraph costs a compilation more; where it is refused without bodies, both arms
 get the smallest budget that the refusal names. Rows are added to those that are there, so a depth can be measured by
 itself. With `--families` the models are tiny, have dropout where their configuration has a rate, and are deep enough
-for four equal layers of each kind.
+for four equal layers.
 
-CPU seconds are those of the first step, the C++ compiler's included: other work beside lengthens the others.
+CPU seconds are those of the first step, of the process itself and of the C++ compilers that it starts: other work
+beside lengthens the wall's. With `--kernels FOLDER` kernels that were compiled in that folder are not compiled again,
+but graphs are: the compilers' seconds are then those of kernels that no run before had.
 """
 
 from __future__ import annotations
@@ -39,14 +41,24 @@ SHAPE = Shape(hidden=256, sequence=512, vocabulary=2048)
 ARMS = {"memgraph": False, "memgraph, outlined": True}
 # By family, how many layers it has (of each stack, where it has two) for four equal ones of each kind: every sixth of
 # Gemma 3 has no window, nor has every second one of Gemma 4, of which half share keys and values.
-FAMILIES = {"llama": 6, "qwen3": 6, "gemma3": 8, "gemma4": 12, "gpt_oss": 6, "gpt2": 6, "t5": 5, "vit": 6, "bert": 6}
+FAMILIES = {"llama": 6, "qwen3": 6, "gemma3": 8, "gemma4": 8, "gpt_oss": 6, "gpt2": 6, "t5": 4, "vit": 6, "bert": 6}
 TINY = Shape(hidden=64, sequence=128, vocabulary=256, batch=2, dropout=0.1)
 MIB = 1 << 20
 OUTLINED = re.compile(r"(\d+) layers of the (\w+) are (\d+) bod(?:y|ies) \((\d+) of (\d+) operators compiled\)")
 # Gradients that are zero but for rounding (the bias of BERT's keys) are measured by this share of the largest one.
 SMALL = 1e-4
-HEADS = ("model", "depth", "budget", "arm", "layers", "bodies", "operators left", "compile s", "CPU s", "planning s")
-HEADS += ("Inductor s", "step s", "to the first", "predicted MiB", "measured MiB", "to whole", "loss", "gradients")
+HEADS = ("model", "depth", "budget", "arm", "layers", "bodies", "operators left", "compile s", "CPU s", "C++ CPU s")
+HEADS += (
+    "planning s",
+    "Inductor s",
+    "step s",
+    "to the first",
+    "predicted MiB",
+    "measured MiB",
+    "to whole",
+    "loss",
+    "gradients",
+)
 
 
 def main(
@@ -58,6 +70,7 @@ def main(
     sequence: int = SHAPE.sequence,
     dropout: float = 0.0,
     rounds: Annotated[int, typer.Option(help="Steps of each arm, in turn; 0 for none.")] = 15,
+    kernels: Annotated[str, typer.Option(help="A folder for C++ kernels that all runs share.")] = "",
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "outline",
 ) -> None:
     """Measure, print, and write to benchmarks/results."""
@@ -70,7 +83,8 @@ def main(
         for model in (models or (",".join(FAMILIES) if families else "llama")).split(","):
             for depth in [FAMILIES[model]] if families else map(int, layers.split(",")):
                 shape = (vars(TINY) if families else asked) | {"layers": depth}
-                for group in _groups({"model": model, "shape": shape}, budgets.split(","), environment, rounds):
+                case = {"model": model, "shape": shape, "kernels": kernels}
+                for group in _groups(case, budgets.split(","), environment, rounds):
                     rows += group
                     page = record.write("Equal layers, compiled once", {"rows": rows}, body(rows))
     print(page)
@@ -119,7 +133,11 @@ def _compared(found: dict[str, Result]) -> None:
 
 
 def _caches(task: Task) -> dict[str, str]:
-    return {"TORCHINDUCTOR_CACHE_DIR": f"{task['folder']}/inductor", "MEMGRAPH_CACHE": f"{task['folder']}/memgraph"}
+    folder = {"TORCHINDUCTOR_CACHE_DIR": f"{task['folder']}/inductor", "MEMGRAPH_CACHE": f"{task['folder']}/memgraph"}
+    if not task["kernels"]:
+        return folder
+    off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    return folder | off | {"TORCHINDUCTOR_CACHE_DIR": task["kernels"]}
 
 
 def _started(work: str, task: Task) -> Process:
@@ -161,6 +179,7 @@ def _cells(row: Result, first: Result) -> list[str]:
         *_outlined(row),
         f"{row['compile']:.1f}",
         table.number(row.get("cpu"), ".1f"),
+        table.number(row.get("compilers"), ".1f"),
         f"{stages['planning']:.1f}" if "planning" in stages else "",
         f"{lowered:.1f}" if lowered else "",
         table.number(statistics.median(steps) if steps else None),
@@ -223,7 +242,8 @@ def cold(task: Task) -> Iterator[Result]:
     except memgraph.BudgetError as error:
         yield {"refused": f"refused: {error.minimum}"}
         return
-    seconds, cpu = time.perf_counter() - start, _cpu_seconds() - busy
+    seconds = time.perf_counter() - start
+    cpu, compilers = (now - before for now, before in zip(_cpu_seconds(), busy, strict=True))
     gradients = str(Path(task["folder"]) / "gradients.pt")
     given = arm.case.model.named_parameters()
     torch.save({name: one.grad for name, one in given if one.grad is not None}, gradients)
@@ -237,6 +257,7 @@ def cold(task: Task) -> Iterator[Result]:
     yield {
         "compile": seconds,
         "cpu": cpu,
+        "compilers": compilers,
         "loss": loss,
         "measured": peak,
         "baseline": sum(tensor.nbytes for tensor in given),
@@ -245,10 +266,10 @@ def cold(task: Task) -> Iterator[Result]:
     }
 
 
-def _cpu_seconds() -> float:
-    """What this process and the compilers that it started have computed, of all threads."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+def _cpu_seconds() -> tuple[float, float]:
+    """What all threads of this process have computed, and what the compilers that it started have."""
+    mine, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return mine.ru_utime + mine.ru_stime, theirs.ru_utime + theirs.ru_stime
 
 
 def _told(report: Any) -> Result:
