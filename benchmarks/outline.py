@@ -41,7 +41,7 @@ SHAPE = Shape(hidden=256, sequence=512, vocabulary=2048)
 ARMS = {"memgraph": False, "memgraph, outlined": True}
 # By family, how many layers it has (of each stack, where it has two) for four equal ones of each kind: every sixth of
 # Gemma 3 has no window, nor has every second one of Gemma 4, of which half share keys and values.
-FAMILIES = {"llama": 6, "qwen3": 6, "gemma3": 8, "gemma4": 8, "gpt_oss": 6, "gpt2": 6, "t5": 4, "vit": 6, "bert": 6}
+FAMILIES = {"llama": 6, "qwen3": 6, "gemma3": 6, "gemma4": 8, "gpt_oss": 6, "gpt2": 6, "t5": 4, "vit": 6, "bert": 6}
 TINY = Shape(hidden=64, sequence=128, vocabulary=256, batch=2, dropout=0.1)
 MIB = 1 << 20
 OUTLINED = re.compile(r"(\d+) layers of the (\w+) are (\d+) bod(?:y|ies) \((\d+) of (\d+) operators compiled\)")
