@@ -106,8 +106,9 @@ def qwen3(shape: Shape) -> Made:
 def gemma3(shape: Shape) -> Made:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    # Both kinds of attention: a window shorter than the sequence, and a full layer at the end.
-    kinds = ["sliding_attention"] * (shape.layers - 1) + ["full_attention"]
+    # Both kinds of attention: a window shorter than the sequence, but for every sixth layer and the last one.
+    full = {*range(5, shape.layers, 6), shape.layers - 1}
+    kinds = ["full_attention" if layer in full else "sliding_attention" for layer in range(shape.layers)]
     config = Gemma3TextConfig(
         **_decoder(shape), head_dim=64, sliding_window=max(16, shape.sequence // 4), layer_types=kinds
     )
