@@ -17,7 +17,7 @@ REST, MOST = 4 * KIB, 8 * KIB
 
 
 class UncutDevice(Device):
-    """Each third block is larger than what is asked for, as long as no more than MOST are: not the same in each step."""
+    """Each third block is larger than what is asked for, up to MOST of all: not the same ones in each step."""
 
     def __init__(self) -> None:
         super().__init__()
