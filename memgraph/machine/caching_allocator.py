@@ -23,6 +23,9 @@ SMALL = MIB  # the largest tensor of a small segment, and the most that is left 
 # The share of a step's peak by which its tensors may count as more than `in_blocks` says: the cache also holds blocks
 # that others have left, whose sizes are not known. Seen: 0.01 % (docs/decisions/0013-simulator.md).
 OTHERS_BLOCKS = 1 / 2048
+# Bytes by which all tensors of a step of several graphs may count as more than they did when it began: each graph finds
+# blocks that the others have left, and not the same in each step. Seen: two blocks, 1.4 MB (as above).
+SEVERAL_GRAPHS = 2 * MIB
 _OWN_SEGMENT = 10 * MIB
 _STEPS = 4  # repetitions at most; most steps allocate the same blocks from the second on
 
@@ -151,6 +154,14 @@ def _step(allocator: CachingAllocator, changes: Sequence[tuple[Hashable, int]]) 
     for name in live:
         allocator.free(name)
     return found
+
+
+def may_rise(device: str, uncut: int) -> int:
+    """Bytes by which a level within a step of several graphs may still rise with nothing more asked for.
+
+    device: as `leaves_uncut` takes it.  uncut: bytes that blocks already count as more than when the step began.
+    """
+    return max(0, SEVERAL_GRAPHS - max(0, uncut)) if leaves_uncut(device) else 0
 
 
 def leaves_uncut(device: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +21,22 @@ from memgraph.base.instances import instances
 from memgraph.runtime.host import own_memory
 
 Device: TypeAlias = torch.device | str | int | None
+
+
+class Counters(NamedTuple):
+    """What the caching allocator counts on a CUDA device, in bytes."""
+
+    allocated: int
+    """Of whole blocks."""
+    highest: int
+    """The same at its highest since the statistics were last reset."""
+    requested: int
+    """What was asked for of these."""
+
+    @property
+    def uncut(self) -> int:
+        """Of the blocks that are larger than what was asked for."""
+        return self.allocated - self.requested
 
 
 def measure_peak(fn: Callable[[], object], device: Device = None) -> int:
@@ -64,7 +80,7 @@ def allocated_bytes(device: Device = None) -> int:
     """
     resolved = _resolve(device)
     if resolved.type == "cuda":
-        return counters(resolved)[0]
+        return counters(resolved).allocated
     found: dict[int, int] = {}  # by address
     buckets = 0
     for holder in instances(torch.Tensor, DistributedDataParallel):
@@ -75,13 +91,14 @@ def allocated_bytes(device: Device = None) -> int:
     return sum(found.values()) + buckets - sum(found.get(address, 0) for address in own_memory())
 
 
-def counters(device: torch.device) -> tuple[int, int]:
-    """Bytes that are allocated on a CUDA device, and the most since its statistics were last reset.
+def counters(device: torch.device) -> Counters:
+    """What is allocated on a CUDA device.
 
     `torch.cuda.memory_allocated` and its kin put each of some 250 counters into a flat and sorted dictionary first.
     """
-    found = torch.cuda.memory_stats_as_nested_dict(device).get("allocated_bytes", {}).get("all", {})
-    return int(found.get("current", 0)), int(found.get("peak", 0))
+    found = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, requested = (found.get(kind, {}).get("all", {}) for kind in ("allocated_bytes", "requested_bytes"))
+    return Counters(allocated.get("current", 0), allocated.get("peak", 0), requested.get("current", 0))
 
 
 def _resolve(device: Device) -> torch.device:

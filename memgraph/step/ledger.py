@@ -78,7 +78,7 @@ class Ledger:
             graphs=tuple(_graphs(last)),
             optimizers=tuple(_optimizers(last)),
             grown=tuple(_grown(last[0])),
-            highest=counters(where)[1] if where.type == "cuda" else None,
+            highest=counters(where).highest if where.type == "cuda" else None,
             notes=tuple(_notes(where, [launches for _, launches in rounds])),
             rank=compat.rank_here(),
             parts=tuple(_parts(last)),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from memgraph.base import compat
-from memgraph.machine.measure import allocated_bytes
+from memgraph.machine.caching_allocator import may_rise
+from memgraph.machine.measure import allocated_bytes, counters
 from memgraph.step.forecast import OptimizerForecast, forecast, gradients_to_come, live_optimizers
 from memgraph.step.run import Run
 from memgraph.step.shards import Shards, sets_like
@@ -94,16 +95,19 @@ class Meter:
         """The entry of a launch with these arguments."""
         parameters = self.parameters(args)
         situation, held = self._situation(parameters), self.run.held()
+        # DDP's buckets are compiled with fake parameters, all of them before the first is launched.
+        ahead = any(map(compat.is_fake, self.arguments.leaves(args)[:1]))
+        uncut = to_rise = 0
         if self.device.type == "cuda":
-            level = allocated_bytes(self.device)
+            level, uncut, to_rise = self._in_blocks(others=situation.depth > 0, several=ahead)
         elif situation in self._levels:
             counted, then = self._levels[situation]
             level = counted + held - then  # other plans hold more or less
         else:
             level = allocated_bytes(self.device)
             self._levels[situation] = level, held
-        # Optimizers come and go between steps. DDP's buckets are compiled with fake parameters, whoever owns those.
-        seen = (situation.generation, situation.standing, any(map(compat.is_fake, self.arguments.leaves(args)[:1])))
+        # Optimizers come and go between steps, and fake parameters have those of the real ones only then.
+        seen = (situation.generation, situation.standing, ahead)
         if self._forecast_for != seen:
             self._forecast_for = seen
             self._gradients.clear()
@@ -111,7 +115,19 @@ class Meter:
         sizes = tuple(compat.size_hint(args[place]) for place in self.arguments.sizes)
         stand, own = self._gradients_of(situation.standing, parameters)
         later = self._later(own)
-        return Entry(level, self.to_come, sizes, stand, states=self.made, others=held, later=later, own=own)
+        known = Entry(level, self.to_come, sizes, stand, states=self.made, others=held, later=later, own=own)
+        return dataclasses.replace(known, uncut=uncut, to_rise=to_rise)
+
+    def _in_blocks(self, *, others: bool, several: bool = False) -> tuple[int, int, int]:
+        """Of a launch on CUDA: the level, and the entry's `uncut` and `to_rise`.
+
+        others: whether other launches are open.  several: whether its step is known to have several graphs.
+        """
+        now = counters(self.device)
+        if self.ends and not others and not several:  # the blocks of its own step are all there are
+            return now.allocated, now.uncut, 0
+        first = self.run.round[0].entry.uncut if others else now.uncut
+        return now.allocated, now.uncut, may_rise(self.device.type, now.uncut - first)
 
     def _gradients_of(self, number: int, parameters: Sequence[torch.Tensor]) -> tuple[int, int]:
         """Bytes of the gradients that stand, and of those that this graph will make. Added up once for each number."""
@@ -139,6 +155,9 @@ class Meter:
     def exact(self, entry: Entry, args: Sequence[Any]) -> Entry:
         """The same entry, counted after the garbage of reference cycles is gone."""
         gc.collect()
+        if self.device.type == "cuda":
+            level, uncut, to_rise = self._in_blocks(others=self.run.depth() > 1)  # it has begun itself
+            return dataclasses.replace(entry, level=level, uncut=uncut, to_rise=to_rise)
         level = allocated_bytes(self.device)
         self._levels[self._situation(self.parameters(args))] = level, self.run.held()
         return dataclasses.replace(entry, level=level)

@@ -182,8 +182,8 @@ def as_launches(known: Known, graphs: list[PlannedGraph], menus: dict[int, Menu]
             Launch(
                 id(graph),
                 tuple(_option(plan, launch.entry.sizes) for plan in menus[id(graph)]),
-                forward.level + higher_later - sum(held[number] for number in launch.open_in_forward),
-                backward.level + higher_later - others - envelope.held - launch.given,
+                forward.level + forward.to_rise + higher_later - sum(held[number] for number in launch.open_in_forward),
+                backward.level + backward.to_rise + higher_later - others - envelope.held - launch.given,
                 launch.open_in_forward,
                 launch.open_in_backward,
                 forward.peak - forward.level,

@@ -132,8 +132,9 @@ def _graphs(members: tuple[int, ...]) -> Iterator[int]:
 
 def tightest(entries: list[list[Any]]) -> list[Any]:
     """Of the entries of several ranks one that is at least as tight as each, all as JSON has them."""
-    levels, to_come, sizes, later = zip(*entries, strict=True)
-    return [max(levels), max(to_come), [max(size) for size in zip(*sizes, strict=True)], max(later)]
+    levels, to_come, sizes, later, to_rise = zip(*entries, strict=True)
+    largest = [max(size) for size in zip(*sizes, strict=True)]
+    return [max(levels), max(to_come), largest, max(later), max(to_rise)]
 
 
 class SharedMeter(Meter):
@@ -158,6 +159,6 @@ class SharedMeter(Meter):
         return self._agreed("a launch, counted anew", found)
 
     def _agreed(self, what: str, mine: Entry) -> Entry:
-        told = [mine.level, mine.to_come, list(mine.sizes), mine.later]
-        level, to_come, sizes, later = self.ranks.agree(what, told, tightest)
-        return dataclasses.replace(mine, level=level, to_come=to_come, sizes=tuple(sizes), later=later)
+        told = [mine.level, mine.to_come, list(mine.sizes), mine.later, mine.to_rise]
+        level, to_come, sizes, later, to_rise = self.ranks.agree(what, told, tightest)
+        return dataclasses.replace(mine, level=level, to_come=to_come, sizes=tuple(sizes), later=later, to_rise=to_rise)

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from memgraph.base import compat
-from memgraph.machine import measure
+from memgraph.machine import caching_allocator, measure
 from memgraph.machine.measure import counters
 
 _MARK = 99_991  # bytes: a prime, which no tensor of a model has
@@ -55,6 +55,8 @@ class Mark:
     """Whether the peak is known; else it is taken for the level."""
     since: tuple[Any, Moment] | None = None
     """The launch and the moment of the mark before; None for the first one."""
+    to_rise: int = 0
+    """Bytes by which the level may be higher in other rounds, since blocks count as more there."""
 
 
 class Recorder(Protocol):
@@ -244,27 +246,31 @@ class CudaRecorder:
         self.thread = threading.current_thread()
         self._device = device
         self._before: tuple[Any, Moment] | None = None
-        _, self._highest = counters(device)
+        self._highest = counters(device).highest
         self._reached = 0  # between the last mark and a pause, where that was seen
+        self._uncut: int | None = None  # at the first mark
 
     def mark(self, launch: Any, moment: Moment) -> None:
         """Note that a moment of a launch has come."""
-        level, highest = counters(self._device)
+        now = counters(self._device)
         # Lower than it was: the user has reset it since the mark before.
-        peak = max(self._reached, highest if highest != self._highest else 0)
-        self._highest, self._reached = highest, 0
-        _note(Mark(launch, moment, level, peak or level, peak > 0, self._before))
+        peak = max(self._reached, now.highest if now.highest != self._highest else 0)
+        self._highest, self._reached = now.highest, 0
+        if self._uncut is None:
+            self._uncut = now.uncut
+        to_rise = caching_allocator.may_rise(self._device.type, now.uncut - self._uncut)
+        _note(Mark(launch, moment, now.allocated, peak or now.allocated, peak > 0, self._before, to_rise))
         self._before = launch, moment
 
     def pause(self) -> None:
         """Let the thread compile: what it allocates until `resume`, as where kernels are tried, counts for nothing."""
-        _, highest = counters(self._device)
+        highest = counters(self._device).highest
         if highest != self._highest:
             self._reached = max(self._reached, highest)
 
     def resume(self) -> None:
         """Go on after a pause: the highest level so far may be one that the compilation has reached."""
-        _, self._highest = counters(self._device)
+        self._highest = counters(self._device).highest
 
     def stop(self) -> None:
         """End the recording: its launches have their marks then."""

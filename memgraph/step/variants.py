@@ -66,11 +66,15 @@ class Entry:
     """Bytes of gradients that other graphs, launched later, will have made when its backward begins."""
     own: int = 0
     """Bytes of the gradients that its own backward makes."""
+    uncut: int = 0
+    """Bytes of the level: what blocks count as more than was asked for."""
+    to_rise: int = 0
+    """Bytes by which the level may be higher in other steps, since blocks count as more there."""
 
     @property
     def lasting(self) -> int:
         """The level at which this launch will begin in later steps."""
-        return self.level + self.to_come
+        return self.level + self.to_come + self.to_rise
 
     @property
     def standing(self) -> tuple[tuple[str, int], ...]:

@@ -135,23 +135,21 @@ class Watch:
     def _watch_backward(self, node: Any, report: Report, envelope: Envelope, held: list[_Held]) -> None:
         begun: list[Peak] = []
         let_go: list[int] = []
-        given = sum(
-            event.bytes
-            for event in report.timeline.events
-            if event.phase == "backward" and event.bytes > 0 and event.value.startswith("tangent")
-        )
+        given: list[int] = []
 
-        def begins(*_: Any) -> None:
+        def begins(gradients: Sequence[Tensor | None]) -> None:
             if self._running is not None:
                 self._over(self._running)
             self._running = ends
             let_go.append(sum({each.storage: each.bytes for each in held if each.let_go}.values()))
+            come = {compat.storage_id(each): each.untyped_storage().nbytes() for each in gradients if each is not None}
+            given.append(sum(come.values()))
             begun.append(bytes_of("current"))
             torch.cuda.reset_peak_memory_stats()
 
         def ends() -> None:
             level, peak = begun[-1], bytes_of("peak")
-            taken = envelope.held + given + peak[0] - level[0]
+            taken = envelope.held + given[-1] + peak[0] - level[0]
             self._note(report, "backward", envelope.backward, taken, level[1], peak, let_go[-1])
 
         node.register_prehook(begins)

@@ -2,19 +2,29 @@
 
 import random
 
-import pytest
 import torch
 
+from memgraph import simulator
 from memgraph.machine.caching_allocator import CachingAllocator
 
 MIB = 1024**2
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_tensors(seed):
+def test_any_order_of_tensors():
+    """In a process of its own: what other tests have left in a segment would be found there."""
+    assert simulator.call(f"{__name__}:differences", list(range(8)), timeout=300) == []
+
+
+def differences(seeds: list[int]) -> list[tuple[int, int]]:
+    """The seeds, and for each the step, at which what is counted differs from what torch's allocator has."""
+    found = ((seed, first_difference(seed)) for seed in seeds)
+    return [(seed, step) for seed, step in found if step is not None]
+
+
+def first_difference(seed: int) -> int | None:
     """Sizes differ all, since it is the addresses that decide between equal blocks."""
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()  # of the workspaces, too
+    torch.cuda.init()  # there are no statistics before
+    torch.cuda.empty_cache()
     start = torch.cuda.memory_stats()
     draw, mine, live = random.Random(seed), CachingAllocator(), {}
     for step in range(400):
@@ -30,5 +40,7 @@ def test_any_order_of_tensors(seed):
         allocated, reserved = (
             now[f"{name}_bytes.all.current"] - start[f"{name}_bytes.all.current"] for name in ("allocated", "reserved")
         )
-        assert (mine.allocated, mine.reserved) == (allocated, reserved), step
+        if (mine.allocated, mine.reserved) != (allocated, reserved):
+            return step
     assert mine.allocated > 0
+    return None

@@ -90,7 +90,7 @@ def test_who_does_not_answer_is_named(silent):
 
 
 def test_the_tightest_entry_is_at_least_as_tight_as_each():
-    assert tightest([[10, 3, [4, 9], 0], [12, 0, [5, 2], 7]]) == [12, 3, [5, 9], 7]
+    assert tightest([[10, 3, [4, 9], 0, 1], [12, 0, [5, 2], 7, 0]]) == [12, 3, [5, 9], 7, 1]
 
 
 @pytest.mark.slow

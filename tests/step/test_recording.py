@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from memgraph.machine.measure import Counters
 from memgraph.step import recording
 from memgraph.step.recording import CpuRecorder, LaunchRecorder, Moment
 from tests.support.blocks import at_an_address_that_was_recorded
@@ -166,7 +167,7 @@ def test_on_cuda_what_a_compilation_reaches_is_no_peak_of_a_round(monkeypatch):
     def reach(level, highest):
         now.update(level=level, highest=max(now["highest"], highest))
 
-    monkeypatch.setattr(recording, "counters", lambda device: (now["level"], now["highest"]))
+    monkeypatch.setattr(recording, "counters", lambda device: Counters(now["level"], now["highest"], 0))
     recorder = recording.CudaRecorder(torch.device("cuda"))
     launches = [SimpleNamespace(marks={}) for _ in range(4)]
     reach(20, 60)
