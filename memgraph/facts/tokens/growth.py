@@ -44,7 +44,7 @@ def grow(graph: TokenGraph, seed: fx.Node, rows: fx.Node) -> tuple[frozenset[fx.
 
 
 def grow_attention(graph: TokenGraph, scores: fx.Node) -> tuple[frozenset[fx.Node], TokenRegion | None]:
-    """The nodes that are a region's alone around a product of queries and keys, and the region; its tokens are the queries.
+    """A region around a product of queries and keys, after the nodes that are its alone; its tokens are the queries.
 
     None if it is not worth it, or no attention.  Raises MixesTokens.
     """
@@ -135,7 +135,7 @@ def _move_above(flow: TokenFlow, node: fx.Node) -> bool:
 
 
 def _add_rows(flow: TokenFlow) -> None:
-    """Have each shard make its own rows of what has an entry for each query and key, out of thin values: a mask, a bias."""
+    """Have each shard make its own rows of a mask, which has an entry for each query and key, out of thin values."""
     for node in border.inputs(flow.frame, flow.draft):
         rank = len(shape_of(node)) if is_tensor(node) else 0
         if flow.known(node) != Sharded((rank - 2,)) or node in flow.frame.graph.backward:

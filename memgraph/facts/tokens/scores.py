@@ -3,9 +3,9 @@
     scores = q @ k.T + bias             [batch * heads, queries, keys]
     out = softmax(scores) @ v                   ...        dq, dk, dv, and the gradient of the bias
 
-transformers runs attention so where no kernel has what a model wants of it: a bias that is learned (T5), sinks (GPT-OSS),
-dropout on a CPU. A region grows from the first product as that of an MLP does (`growth.py`), and its tokens are the
-queries: keys and values are the same for all shards, and their gradients are sums over the shards.
+transformers runs attention so where no kernel has what a model wants of it: a bias that is learned (T5), sinks
+(GPT-OSS), dropout on a CPU. A region grows from the first product as that of an MLP does (`growth.py`), and its tokens
+are the queries: keys and values are the same for all shards, and their gradients are sums over the shards.
 """
 
 from __future__ import annotations
