@@ -89,7 +89,7 @@ class Tiling:
             if self.device != "cpu":  # traced on a CPU for a card, the graph has kernels that the card's will not have
                 reason = "a kernel of attention runs in shards of its queries on the CPU alone"
                 kept, attention = (*kept, *(RefusedRegion(r.module, r.forward[0], reason) for r in attention)), ()
-            scores, mixed = find_scores(module, weights)
+            scores, mixed = find_scores(module, weights, {name for region in regions for name in region.outputs})
             regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
         return tuple(self._counted(regions)) if self.symbols else regions, refused
 

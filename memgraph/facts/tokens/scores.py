@@ -23,15 +23,15 @@ from memgraph.facts.tokens.states import MixesTokens
 
 
 def find_scores(
-    joint: fx.GraphModule, weights: Collection[str] = ()
+    joint: fx.GraphModule, weights: Collection[str] = (), others: Collection[str] = ()
 ) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
     """The regions of all products with queries and keys, and what was refused with the operator and the reason.
 
-    weights: the names of the inputs that are known to be parameters.
+    weights: the names of the inputs that are known to be parameters.  others: nodes that other regions have.
     """
     graph = TokenGraph(joint, weights)
     overwritten = {node.name for node in overwritten_inputs(joint.graph.nodes)}
-    taken: set[fx.Node] = set()
+    taken = {node for node in graph.nodes if node.name in others}
     regions: list[TokenRegion] = []
     refused: list[RefusedRegion] = []
     for scores in graph.scores():
@@ -43,7 +43,10 @@ def find_scores(
             reason = f"{short_name(problem.node.target)} {problem.reason}"
             refused.append(RefusedRegion(common_path([scores]), problem.node.name, reason))
             continue
-        if region is None or not taken.isdisjoint(own):
+        if region is None:
+            continue
+        if not taken.isdisjoint(own):
+            refused.append(RefusedRegion(region.module, scores.name, "shares operators with another region"))
             continue
         if region.backward and overwritten.intersection(region.inputs):
             reason = "its backward would read an input that the forward overwrites"
