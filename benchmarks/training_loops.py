@@ -35,6 +35,8 @@ SHAPES = {
 }
 SHORTEST = 64
 GROWING = (128, 256, 512, 64)
+FAMILIES = ("gpt2", "gpt_oss", "t5")
+"""Models of `tests.support.models.sized`, dropout on, whose attention stands in the graph as operators."""
 BREAKS = {"one_break": 2, "two_breaks": 3}
 """The parts of a chain of six blocks between which the graph breaks."""
 
@@ -43,13 +45,17 @@ def steps(run: str, number: int, how: dict[str, Any]) -> Iterator[Step]:
     """The steps of a run, one after another; between them its optimizer steps.  how: the arguments of `compile`."""
     import torch
 
-    model, batch = _chain(BREAKS[run]) if run in BREAKS else _llama(run, how)
+    if run in FAMILIES:
+        model, batch, whole = _family(run)
+    else:
+        model, batch = _chain(BREAKS[run]) if run in BREAKS else _llama(run, how)
+        whole = model if run in BREAKS else (lambda ids: model(input_ids=ids, labels=ids).loss)
     optimizer = None if run == "adamw_late" else torch.optim.AdamW(model.parameters(), 1e-3)
-    whole = model if run in BREAKS else (lambda ids: model(input_ids=ids, labels=ids).loss)
     loss_of = whole if run == "layers_one_by_one" else torch.compile(whole, **how)
 
     def step() -> float:
-        loss = loss_of(batch())
+        inputs = batch()
+        loss = loss_of(*inputs) if isinstance(inputs, tuple) else loss_of(inputs)
         loss.backward()
         return float(loss.item())
 
@@ -60,6 +66,14 @@ def steps(run: str, number: int, how: dict[str, Any]) -> Iterator[Step]:
         optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-3)
         optimizer.step()
         optimizer.zero_grad(set_to_none=run != "gradients_kept")
+
+
+def _family(run: str) -> tuple[Any, Callable[[], Any], Any]:
+    from tests.support.models.sized import Shape as Size
+    from tests.support.models.sized import make
+
+    case = make(run, Size(layers=2, hidden=64, sequence=512, vocabulary=512, dropout=0.1))
+    return case.model, lambda: case.inputs, case.loss
 
 
 def _llama(run: str, how: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.training_runs --only adamw,lengths
 
-Each run is a process of its own with `benchmarks/allocations.c` preloaded. A Llama (or a chain of blocks) is trained by
-plain Inductor and under each budget; the table has the peaks of forward and backward in some steps, the largest of all,
-the plans that were made (how many late, and how often graphs were lowered for all of them), the median seconds of the
-later half of the steps, and the largest difference of a loss from plain Inductor's. Where a budget is refused, the
-smallest one that the error names is run as well.
+Each run is a process of its own with `benchmarks/allocations.c` preloaded. A Llama (or a chain of blocks, or a model of
+another family) is trained by plain Inductor and under each budget; the table has the peaks of forward and backward in
+some steps, the largest of all, the plans that were made (how many late, and how often graphs were lowered for all of
+them), the median seconds of the later half of the steps, and the largest difference of a loss from plain Inductor's.
+Where a budget is refused, the smallest one that the error names is run as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RUNS: dict[str, list[tuple[int | float, dict[str, Any]]]] = {
         (0.55, {"tile": True}),
         (0.55, {"tile": True, "largest_size": LONGEST}),
     ],
-}
+} | {family: [(0.6, {}), (0.4, {"tile": True}), (0.25, {"tile": True})] for family in training_loops.FAMILIES}
 STEPS = {"lengths": 200}
 FEW = 50  # steps of the others
 SHOWN = (0, 1, 2, 4, FEW - 1)  # steps

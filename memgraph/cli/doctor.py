@@ -6,7 +6,6 @@ import dataclasses
 import os
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -123,9 +122,13 @@ def _scratch(folder: str) -> Check:
 
 
 def _compiler() -> Check:
-    found = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++", "c++"))), None)
+    from memgraph.base.compiler import CompilerError, compiler
+
     # Even for a GPU, Inductor compiles a launcher for each kernel.
-    return Check("C++ compiler", found or "none found: Inductor needs one", found is not None, needed=True)
+    try:
+        return Check("C++ compiler", compiler(), needed=True)
+    except CompilerError as problem:
+        return Check("C++ compiler", str(problem), False, needed=True)
 
 
 def _caches() -> Iterator[Check]:

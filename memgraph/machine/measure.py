@@ -94,8 +94,12 @@ def allocated_bytes(device: Device = None) -> int:
 def counters(device: torch.device) -> Counters:
     """What is allocated on a CUDA device.
 
-    `torch.cuda.memory_allocated` and its kin put each of some 250 counters into a flat and sorted dictionary first.
+    torch makes a dictionary of all counters, some 250, for whoever asks for one: it is the second choice.
     """
+    ask = compat.allocator_counters()
+    numbers = None if ask is None else ask(torch.cuda.current_device() if device.index is None else device.index)
+    if numbers is not None:
+        return Counters(*numbers)
     found = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, requested = (found.get(kind, {}).get("all", {}) for kind in ("allocated_bytes", "requested_bytes"))
     return Counters(allocated.get("current", 0), allocated.get("peak", 0), requested.get("current", 0))

@@ -10,13 +10,11 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
-import os
 import re
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
+from memgraph.base.compiler import CompilerError, compiler, run
 from memgraph.base.errors import MemgraphError
 from memgraph.base.folder import cache_folder
 
@@ -76,7 +74,7 @@ class Real:
     def symbols(self, library: Library) -> list[str]:
         """The functions of the real library. Those of the driver, which is not installed, are read from its header.
 
-        Raises SimulatorError where readelf fails.
+        Raises CompilerError where readelf fails.
         """
         if not library.installed:
             header = (self.includes[0] / library.header).read_text() if library.header else ""
@@ -84,7 +82,7 @@ class Real:
             names |= set(re.findall(r"#define cu\w+\s+(cu\w+)", header))
             return sorted(names | {name + suffix for name in names for suffix in ("_v2", "_ptsz")})
         command = ["readelf", "-W", "--dyn-syms", str(self.file(library))]
-        listed = _run(command, "the symbols of the real libraries cannot be read")
+        listed = run(command, "the symbols of the real libraries cannot be read")
         ending = "@" if library.version else r"\b"
         named = rf"FUNC\s+(?:GLOBAL|WEAK)\s+DEFAULT\s+\d+ ({library.prefix}\w+){ending}"
         return sorted(set(re.findall(named, listed)))
@@ -103,8 +101,11 @@ def folder() -> Path:
     with tempfile.TemporaryDirectory(dir=made.parent, prefix=".build-") as place:
         built = Path(place) / "built"
         built.mkdir()
-        for library in LIBRARIES:
-            _build(library, real, built)
+        try:
+            for library in LIBRARIES:
+                _build(library, real, built)
+        except CompilerError as error:
+            raise SimulatorError(str(error)) from error
         for left in (*built.glob("*.o"), *built.glob("*.map"), *built.glob("*_stubs.cpp")):
             left.unlink()
         try:
@@ -184,24 +185,6 @@ def _build(library: Library, real: Real, into: Path) -> None:
     flags = ["-O1", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-builtin", "-fvisibility=hidden"]
     exported = ["-fvisibility=default", str(stubs)]
     linked = [] if library is RUNTIME else [str(into / RUNTIME.soname)]
-    _run([_compiler(), *flags, *includes, *sources, *exported, "-o", str(into / library.soname),
-          f"-Wl,-soname,{library.soname}", f"-Wl,--version-script={script}", *linked, "-ldl"],
-         f"{library.soname} cannot be built")  # fmt: skip
-
-
-def _compiler() -> str:
-    named = os.environ.get("CXX", "")
-    found = next(filter(None, map(shutil.which, (named, "g++", "clang++", "c++"))), None)
-    if found is None:
-        raise SimulatorError("no C++ compiler was found, which Inductor needs as well: install g++, or name one in CXX")
-    return found
-
-
-def _run(command: list[str], problem: str) -> str:
-    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    try:
-        return subprocess.run(command, env=plain, check=True, capture_output=True, text=True).stdout
-    except FileNotFoundError as error:
-        raise SimulatorError(f"{problem}: {command[0]} is not installed") from error
-    except subprocess.CalledProcessError as error:
-        raise SimulatorError(f"{problem}: {error.stderr[-2000:]}") from error
+    run([compiler(), *flags, *includes, *sources, *exported, "-o", str(into / library.soname),
+         f"-Wl,-soname,{library.soname}", f"-Wl,--version-script={script}", *linked, "-ldl"],
+        f"{library.soname} cannot be built")  # fmt: skip

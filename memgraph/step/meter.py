@@ -115,8 +115,18 @@ class Meter:
         sizes = tuple(compat.size_hint(args[place]) for place in self.arguments.sizes)
         stand, own = self._gradients_of(situation.standing, parameters)
         later = self._later(own)
-        known = Entry(level, self.to_come, sizes, stand, states=self.made, others=held, later=later, own=own)
-        return dataclasses.replace(known, uncut=uncut, to_rise=to_rise)
+        return Entry(
+            level,
+            self.to_come,
+            sizes,
+            stand,
+            states=self.made,
+            others=held,
+            later=later,
+            own=own,
+            uncut=uncut,
+            to_rise=to_rise,
+        )
 
     def _in_blocks(self, *, others: bool, several: bool = False) -> tuple[int, int, int]:
         """Of a launch on CUDA: the level, and the entry's `uncut` and `to_rise`.

@@ -5,6 +5,7 @@ import random
 import torch
 
 from memgraph import simulator
+from memgraph.base import compat
 from memgraph.machine.caching_allocator import CachingAllocator
 
 MIB = 1024**2
@@ -44,3 +45,14 @@ def first_difference(seed: int) -> int | None:
             return step
     assert mine.allocated > 0
     return None
+
+
+def test_the_counters_are_those_of_torch():
+    read = compat.allocator_counters()
+    assert read is not None
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1, 700, 3 << 20, 21 << 20)]
+    del held[2]
+    found = torch.cuda.memory_stats()
+    kinds = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "requested_bytes.all.current")
+    assert read(torch.cuda.current_device()) == tuple(found[kind] for kind in kinds)
+    assert len(set(read(0))) == 3, "each is another number here"

@@ -54,14 +54,3 @@ def test_a_build_without_cuda_is_refused(tmp_path, monkeypatch):
     with pytest.raises(simulator.SimulatorError, match="this one is built for CUDA None"):
         libraries.installed()
     libraries.installed.cache_clear()
-
-
-def test_without_a_compiler_the_error_says_so(monkeypatch):
-    monkeypatch.setattr(libraries.shutil, "which", lambda name: None)
-    with pytest.raises(simulator.SimulatorError, match="install g\\+\\+"):
-        libraries._compiler()
-
-
-def test_a_library_that_cannot_be_built_says_why():
-    with pytest.raises(simulator.SimulatorError, match="cannot be built: "):
-        libraries._run(["sh", "-c", "echo broken >&2; exit 1"], "it cannot be built")

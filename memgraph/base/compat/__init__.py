@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
 from memgraph.base.compat.autograd import Handles, after_backward, compiled_node, in_backward, on_end, on_next
+from memgraph.base.compat.counters import allocator_counters
 from memgraph.base.compat.distributed import (
     bucket_bytes,
     collective_groups,
@@ -147,6 +148,7 @@ __all__ = [
     "after_backward",
     "allocation_event_type",
     "allocations",
+    "allocator_counters",
     "autocast_state",
     "backward_inputs",
     "bare_step",
