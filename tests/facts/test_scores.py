@@ -95,6 +95,15 @@ def test_both_sides_are_one_region_and_nothing_large_crosses():
     assert [first.states[name] for name in products] == [Sharded((1,)), PARTIAL, PARTIAL, Sharded((1,))]
 
 
+def test_with_sinks_and_dropout_no_square_crosses_but_the_masks_of_dropout():
+    joint = joint_of(Composed(layers=2, sinks=True, dropout=0.2))
+    nodes = {node.name: node for node in joint.graph.graph.nodes}
+    for region in joint.regions:
+        large = squares(joint, (*region.inputs, *region.outputs))
+        assert len(large) == 1 and nodes[large[0]].meta["val"].dtype == torch.bool
+        assert len(squares(joint, region.backward)) > 3
+
+
 def test_keys_are_whole_and_queries_in_shards():
     joint = joint_of(Composed())
     (region,) = joint.regions

@@ -19,7 +19,7 @@ from memgraph.facts.tokens import border
 from memgraph.facts.tokens.border import Draft, Frame
 from memgraph.facts.tokens.graph import sorted_within
 from memgraph.facts.tokens.kinds import MAKERS
-from memgraph.facts.tokens.nodes import shape_of
+from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.rules import rule_of
 from memgraph.facts.tokens.states import REPLICATED, MixesTokens, Sharded, State, without_ones
 from memgraph.facts.views import view_base
@@ -151,12 +151,21 @@ class TokenFlow:
 
     def _is_gradient_of_weights(self, node: fx.Node) -> bool:
         """Whether a value of the backward has a number for each query and key of the attention that is looked at: the
-        gradient of the output, times the values, and views of it."""
+        gradient of the output, times the values, views of it, and what is made of it entry by entry (dropout)."""
+        frame, base = self.frame, view_base(node)
+        if self._is_product_of_gradients(base):
+            return True
+        entrywise = frame.scores is not None and base in frame.graph.backward and family(base.target) == "pointwise"
+        return entrywise and any(
+            border.is_wide(frame, read) and self._is_gradient_of_weights(read) for read in tensors(base)
+        )
+
+    def _is_product_of_gradients(self, node: fx.Node) -> bool:
+        """Whether a product of the backward has a number for each query and key of the attention that is looked at."""
         frame = self.frame
         if frame.scores is None or node.op != "call_function" or node not in frame.graph.backward:
             return False
-        product = view_base(node)
-        return qualified_name(product.target) == "aten::bmm" and border.is_wide(frame, product)
+        return qualified_name(node.target) == "aten::bmm" and border.is_wide(frame, node)
 
     # Defaults
 
@@ -168,7 +177,7 @@ class TokenFlow:
         if node in self.frame.graph.weights or node.op == "get_attr":
             return REPLICATED
         if self.frame.scores is not None:
-            meets_keys = any(self._is_gradient_of_weights(user) and user.args[0] is node for user in node.users)
+            meets_keys = any(self._is_product_of_gradients(user) and user.args[0] is node for user in node.users)
             return Sharded((1,)) if meets_keys else REPLICATED
         shape, product = shape_of(node), 1
         for end, size in enumerate(shape):
