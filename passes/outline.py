@@ -7,7 +7,7 @@
 
 A body is given what its layer reads: values of other layers, parameters, seeds of random numbers, constants, saved
 values. It returns what others read of its layer, each once, and nothing that it was given: views of either are made by
-the caller (docs/decisions/0008). A value that is made of plain data alone is made again in the body.
+the caller (docs/decisions/0008), and so are seeds. A value that is made of plain data alone is made again in the body.
 
 Left alone: layers that the plan does not name. Whether layers are equal is a fact (facts/layers.py), not checked here;
 the verifier finds out where they are not.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) ->
         if node in ends:
             _call(graph, ends[node], new)
         elif node not in inside:
-            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node] = _outside(graph, node, inside, new)
     for node in reversed(graph.nodes):  # what only layers read, and makes again
         if not node.users and (node.op == "get_attr" or made_of_nothing(node)):
             graph.erase_node(node)
@@ -98,6 +98,20 @@ def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) ->
     made.meta = dict(gm.meta)
     made.graph.lint()
     return made
+
+
+def _outside(graph: fx.Graph, node: fx.Node, inside: Set[fx.Node], new: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """Insert a node that is in no layer.  inside: those that are.
+
+    A seed that layers alone read is a view of the seeds. Looked up, it would be computed by a kernel of its own, and as
+    its number stands in that kernel's source, each layer would have one more to compile (docs/decisions/0014).
+    """
+    if not compat.looks_up_seed(node.target) or any(user not in inside for user in node.users):
+        return graph.node_copy(node, new.__getitem__)
+    seeds, number = node.args
+    view = graph.create_node("call_function", torch.ops.aten.select.int, (new[seeds], 0, number), name=node.name)
+    view.meta = provenance(node) | {"val": view.target(seeds.meta["val"], 0, number)}
+    return view
 
 
 def _body(gm: fx.GraphModule, layer: _Layer) -> fx.GraphModule:

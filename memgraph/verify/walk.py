@@ -17,6 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from memgraph.base import compat
@@ -111,6 +112,8 @@ def _call(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
         return frame.terms.make(Form.SYMBOLIC, type(value), value.node.expr), node
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return _element(frame, node)
+    if compat.looks_up_seed(node.target):
+        return _seed(frame, node), node
     schema = schema_of(node.target)
     if schema.name in CALLED and isinstance(body := frame.body(node), fx.GraphModule):
         return _body(frame, node, body), node
@@ -119,6 +122,14 @@ def _call(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
     if schema.transfer:
         return copy(frame, node), node
     return _operator(frame, node, schema)
+
+
+def _seed(frame: Frame, node: fx.Node) -> Term:
+    """A seed that is looked up by number: the value of that entry of the seeds, which a caller of bodies shows them."""
+    seeds, number = node.args
+    shown = frame.frozen((seeds, 0, number)), frame.frozen({})
+    entry = frame.terms.make(torch.ops.aten.select.int, *shown, base=frame.values[seeds])
+    return frame.terms.after(entry, frame.history.writes)
 
 
 def _operator(frame: Frame, node: fx.Node, schema: Schema) -> tuple[Term, Storage]:

@@ -141,13 +141,33 @@ def test_a_step_is_the_same_to_the_bit(does, layers, states, tied):
     assert same_bits(step(found.forward, found.backward, found), step(after.forward, after.backward, found))
 
 
+def seeds_of(gm: fx.GraphModule) -> list[fx.Node]:
+    """The seeds that a graph's bodies are given."""
+    drawn = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.select.int)
+    return [node for node in drawn if "inductor_seeds" in node.args[0].name]
+
+
 def test_dropout_is_drawn_from_seeds_that_a_body_is_given():
     found = captured(("dropout",))
     after = outlined(found).graphs
-    seeds = [node for node in after.forward.graph.nodes if "lookup_seed" in str(node.target)]
-    assert len(seeds) == 8
+    # Views, which take no kernel; what stands outside of all layers looks its seed up.
+    looked_up = [node for node in after.forward.graph.nodes if "lookup_seed" in str(node.target)]
+    called = len(calls(after.forward))
+    assert [node.args[2] for node in seeds_of(after.forward)] == [*range(1, 1 + called)]
+    assert len(looked_up) == 8 - called
+    assert all(node.meta["val"].shape == () for node in seeds_of(after.forward))
     drawn = [node for node in after.forward.layers_0.graph.nodes if "inductor_random" in str(node.target)]
     assert len(drawn) == 1 and drawn[0].args[1].op == "placeholder"
+
+
+def test_the_verifier_finds_a_wrong_seed():
+    found = captured(("dropout",))
+    after = outlined(found).graphs
+    verify(found, after)
+    one = seeds_of(after.forward)[1]
+    one.args = (*one.args[:2], 0)
+    with pytest.raises(VerifyError, match="outline"):
+        verify(found, after)
 
 
 def test_a_body_returns_no_input_and_nothing_twice():
