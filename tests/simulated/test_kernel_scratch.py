@@ -9,6 +9,7 @@ from torch import Tensor
 from memgraph.base.compat import tree_leaves
 from memgraph.facts.kernel_scratch import Kernels, looking_up, of_operator
 
+pytestmark = pytest.mark.smoke
 aten = torch.ops.aten
 HALF, SINGLE = torch.bfloat16, torch.float32
 
