@@ -12,8 +12,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memgraph import simulator
-from tests.support.processes import in_a_process
+from tests.support.processes import SECONDS, in_a_process
 
 
 def on_the_device(
@@ -21,8 +23,13 @@ def on_the_device(
 ) -> Any:
     """What a function of a module returns in such a process.
 
-    devices, log: as in `simulator.environment`. Raises AssertionError where it fails.
+    args, and what it returns, are JSON; devices, log: as in `simulator.environment`. Raises AssertionError or
+    SimulatorError where it fails.
     """
+    # An older torch counts the devices when it is imported; a forked process may not use them then.
+    if torch.__version__ < (2, 13):
+        place = f"{function.__module__}:{function.__qualname__}"
+        return simulator.call(place, *args, devices=devices, log=log, timeout=SECONDS)
     return in_a_process(_run, function, args, environment=simulator.environment("H100", devices=devices, log=log))
 
 

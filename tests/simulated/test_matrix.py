@@ -18,7 +18,7 @@ def cases():
         yield pytest.param(name, marks=[left_out, *([pytest.mark.smoke] if name in SMOKE else [])])
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", list(cases()))
 def test_training(name):
     found = list(rows(name))
     for row in found:
