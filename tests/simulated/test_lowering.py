@@ -149,4 +149,5 @@ def test_workspaces_are_taken_once():
     assert taken - before >= 64 * 1024**2  # this thread's and autograd's, on Hopper
     cuda_libraries.take_workspaces(device)
     trained(device)
-    assert torch.cuda.memory_allocated() == taken
+    # With 2.11 a gradient of the first backward of a process, 1 KiB, stood a while longer.
+    assert 0 <= taken - torch.cuda.memory_allocated() <= 1024
