@@ -6,6 +6,8 @@
 #   make test PYTHON=python3.12           the same, with another interpreter
 #   make test TORCH=torch==2.11.0         the same, with another torch
 #   make test-simulated                   the CUDA build on a simulated GPU; its 5 GB are downloaded once, into CUDA_BASE
+#   make test-simulated LANE=smoke        some minutes of it
+#   make test-simulated CUDA_TORCH=torch===2.11.0    with another torch: fewer trainings
 #   make zoo JOBS=2                       every family of models, two at once; writes docs/models.md
 #   make bench PYTHON=/opt/py OFFLINE=1   no network: torch and the rest as PYTHON has them (a GPU machine, say)
 
@@ -32,6 +34,7 @@ CUDA_TORCH ?= torch===2.13.0
 CUDA_BASE  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/memgraph/$(subst =,,$(CUDA_TORCH))-cuda
 CUDA_VENV  := .venv-cuda
 CARD       ?= H100
+LANE       ?=
 
 ZOO    := $(VENV)/.zoo
 TRL    := $(VENV)/.trl
@@ -58,10 +61,10 @@ test-fast: $(DONE)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not inductor and not slow" --hypothesis-profile=fast
 
-# What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator).
+# What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator). LANE is a mark.
 test-simulated: $(CUDA_DONE)
 	OMP_NUM_THREADS=1 $(CUDA_VENV)/bin/python -m memgraph.simulator --card $(CARD) -- \
-		-m pytest -q -n $(WORKERS) --dist load --durations=20 tests/simulated
+		-m pytest -q -n $(WORKERS) --dist load --durations=20 $(if $(LANE),-m $(LANE)) tests/simulated
 
 # Where torch's CUDA build lies, or would.
 cuda-base:
@@ -88,8 +91,8 @@ zoo: $(DONE) $(ZOO)
 
 $(CUDA_BASE)/.ready:
 	$(PYTHON) -m venv --clear $(CUDA_BASE)
-	$(CUDA_BASE)/bin/python -m pip install --quiet "$(CUDA_TORCH)"
-	$(CUDA_BASE)/bin/python -m pip install --quiet "setuptools>=77" networkx pytest pytest-timeout pytest-xdist \
+	$(CUDA_BASE)/bin/python -m pip install --quiet "$(CUDA_TORCH)" "setuptools>=77"
+	$(CUDA_BASE)/bin/python -m pip install --quiet networkx pytest pytest-timeout pytest-xdist \
 		hypothesis transformers accelerate peft numpy scipy "highspy>=1.8" rich "pydantic>=2" typer matplotlib
 	touch $@
 

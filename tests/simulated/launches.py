@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memgraph
-from memgraph import BudgetError, simulator
+from memgraph import BudgetError
 from memgraph.backend import memgraph as memgraph_backend
 from memgraph.base import compat
 from memgraph.reporting.report import Report
 from memgraph.step.run import current
 from memgraph.step.variants import Envelope
+from tests.simulated.forked import on_the_device
 from tests.simulated.models import made
 from tests.simulated.training import EXACT, bytes_of
 
@@ -233,7 +234,6 @@ def train(way: str, name: str, options: dict[str, Any], *, steps: int = 3, **arg
 
 # Two ranks, each in a process of its own, on a card of its own.
 RANKS = 2
-SECONDS = 900
 
 
 def train_ranks(way: str, name: str, options: dict[str, Any], **arguments: Any) -> Launched:
@@ -242,10 +242,8 @@ def train_ranks(way: str, name: str, options: dict[str, Any], **arguments: Any) 
     Raises BudgetError as the first rank did.
     """
     with tempfile.TemporaryDirectory(prefix="memgraph-ranks-") as folder, ThreadPoolExecutor(RANKS) as pool:
-        place, told = f"{__name__}:one_rank", (str(Path(folder) / "store"), way, name, options, arguments)
-        calls = [
-            pool.submit(simulator.call, place, rank, *told, devices=RANKS, timeout=SECONDS) for rank in range(RANKS)
-        ]
+        told = (str(Path(folder) / "store"), way, name, options, arguments)
+        calls = [pool.submit(on_the_device, one_rank, rank, *told, devices=RANKS) for rank in range(RANKS)]
         first, *others = (call.result() for call in calls)
     assert all(other.keys() == first.keys() for other in others), (first, others)
     if "minimum" in first:

@@ -2,18 +2,20 @@
 
 import random
 
+import pytest
 import torch
 
-from memgraph import simulator
 from memgraph.base import compat
 from memgraph.machine.caching_allocator import CachingAllocator
+from tests.simulated.forked import on_the_device
 
+pytestmark = pytest.mark.smoke
 MIB = 1024**2
 
 
 def test_any_order_of_tensors():
     """In a process of its own: what other tests have left in a segment would be found there."""
-    assert simulator.call(f"{__name__}:differences", list(range(8)), timeout=300) == []
+    assert on_the_device(differences, list(range(8))) == []
 
 
 def differences(seeds: list[int]) -> list[tuple[int, int]]:

@@ -1,12 +1,15 @@
 """The simulated device itself: what torch sees of it, its memory, and what it costs."""
 
+import ctypes
 import resource
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from memgraph import simulator
+from tests.simulated.forked import on_the_device
 
 GIB = 1024**3
 
@@ -108,7 +111,7 @@ def two_streams() -> None:
 
 
 def test_the_log_has_the_order_of_work(tmp_path):
-    simulator.call(f"{__name__}:two_streams", log=tmp_path / "log")
+    on_the_device(two_streams, log=tmp_path / "log")
     words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     order = [word[0] for word in words]
     launch = order.index("launch")
@@ -117,6 +120,36 @@ def test_the_log_has_the_order_of_work(tmp_path):
     assert words[launch + 1][:2] == ["record", side]
     assert words[launch + 2][0] == "wait" and words[launch + 2][1] != side
     assert order.index("malloc") < launch
+
+
+def copies_beside_allocations() -> int:
+    """How many of two threads come to their end: one copies, one allocates and frees; both want memory and log."""
+    device = ctypes.CDLL(None)
+    device.cudaMemcpyAsync.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    host, ended = ctypes.create_string_buffer(8), []
+
+    def copy() -> None:
+        for _ in range(20_000):
+            device.cudaMemcpyAsync(host, host, 8, 4, None)
+        ended.append(copy)
+
+    def allocate() -> None:
+        place = ctypes.c_void_p()
+        for _ in range(20_000):
+            device.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(512))
+            device.cudaFree(place)
+        ended.append(allocate)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (copy, allocate)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return len(ended)
+
+
+def test_the_log_holds_up_nobody(tmp_path):
+    assert on_the_device(copies_beside_allocations, log=tmp_path / "log") == 2
 
 
 def one_rank(rank: int, store: str) -> list:
@@ -139,10 +172,10 @@ def one_rank(rank: int, store: str) -> list:
 
 def test_ranks_gather_what_they_have_themselves(tmp_path):
     """NCCL takes its place on streams and none of torch's memory; ranks do not wait for each other."""
-    place, logs = f"{__name__}:one_rank", [tmp_path / "log0", tmp_path / "log1"]
+    logs = [tmp_path / "log0", tmp_path / "log1"]
     with ThreadPoolExecutor(2) as both:
         calls = [
-            both.submit(simulator.call, place, rank, str(tmp_path / "store"), devices=2, log=log, timeout=300)
+            both.submit(on_the_device, one_rank, rank, str(tmp_path / "store"), devices=2, log=log)
             for rank, log in enumerate(logs)
         ]
     assert [call.result() for call in calls] == [[rank, [3.0, 5.0, 3.0, 5.0], 0] for rank in (0, 1)]

@@ -127,6 +127,19 @@ def test_inductors_kernels_are_found():
     assert all(callable(kernel.run) for kernels in seen for kernel in kernels.values())
 
 
+def trained(device: torch.device) -> None:
+    """A product with a bias, which is recomputed on autograd's thread."""
+    model = nn.Linear(512, 512, device=device, dtype=torch.bfloat16)
+    x = torch.zeros(512, 512, device=device, dtype=torch.bfloat16)
+    out = model(x)
+
+    def again(gradient: torch.Tensor) -> None:
+        model(x)
+
+    out.register_hook(again)
+    out.sum().backward()
+
+
 def test_workspaces_are_taken_once():
     device = torch.device("cuda", 0)
     torch._C._cuda_clearCublasWorkspaces()
@@ -135,7 +148,6 @@ def test_workspaces_are_taken_once():
     taken = torch.cuda.memory_allocated()
     assert taken - before >= 64 * 1024**2  # this thread's and autograd's, on Hopper
     cuda_libraries.take_workspaces(device)
-    model = nn.Linear(512, 512, device=device, dtype=torch.bfloat16)
-    model(torch.zeros(512, 512, device=device, dtype=torch.bfloat16)).sum().backward()
-    del model
-    assert torch.cuda.memory_allocated() == taken
+    trained(device)
+    # With 2.11 a gradient of the first backward of a process, 1 KiB, stood a while longer.
+    assert 0 <= taken - torch.cuda.memory_allocated() <= 1024

@@ -15,22 +15,23 @@ import pytest
 import torch
 from torch import nn
 
-from memgraph import simulator
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.runtime import host, nvme, staging, streams
 from memgraph.runtime.process import scratch_file
 from memgraph.runtime.space import Calls
+from tests.simulated.forked import on_the_device
 from tests.support.happens_before import Touches, note, races
 from tests.support.harness import Eager
 from tests.support.offloading import bring, hold
 
+pytestmark = pytest.mark.smoke
 KIB = 1024
-PLACE = "tests.simulated.test_order"
 
 
-def log_of(function: str, *args: object, folder) -> list[str]:
-    simulator.call(f"{PLACE}:{function}", *args, log=folder / "log")
+def log_of(run: str, without: str, folder) -> list[str]:
+    function, *args = RUNS[run]
+    on_the_device(function, *args, without, log=folder / "log")
     return (folder / "log").read_text().splitlines()
 
 
@@ -166,22 +167,22 @@ def taken_out(what: str):
 
 
 RUNS = {
-    "host": ("training", "host"),
-    "disk": ("training", "nvme"),
-    "given up": ("given_up",),
-    "streams": ("two_streams",),
+    "host": (training, "host"),
+    "disk": (training, "nvme"),
+    "given up": (given_up,),
+    "streams": (two_streams,),
 }
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_nothing_touches_the_same_bytes_at_once(run, tmp_path):
-    lines = log_of(*RUNS[run], "nothing", folder=tmp_path)
+    lines = log_of(run, "nothing", tmp_path)
     assert copies(lines, "d2h") and copies(lines, "h2d")
-    if RUNS[run][0] == "training":
+    if RUNS[run][0] is training:
         assert copies(lines, "d2h") > 30 and copies(lines, "h2d") > 30
     assert not [str(race) for race in races(lines)]
 
 
 @pytest.mark.parametrize(("run", "what"), [(run, what) for what, run in SEEN.items()])
 def test_what_is_taken_out_is_missed(run, what, tmp_path):
-    assert races(log_of(*RUNS[run], what, folder=tmp_path))
+    assert races(log_of(run, what, tmp_path))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import memgraph.runtime  # noqa: F401  (the operators)
-from memgraph import simulator
 from memgraph.base.errors import OffloadError
+from tests.simulated.forked import on_the_device
 
+pytestmark = pytest.mark.smoke
 MIB = 1024**2
 
 
@@ -43,7 +44,7 @@ def round_trip() -> None:
 
 
 def test_copies_wait_for_work_and_work_for_copies(tmp_path):
-    simulator.call(f"{__name__}:round_trip", log=tmp_path / "log")
+    on_the_device(round_trip, log=tmp_path / "log")
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     (out,) = [n for n, line in enumerate(lines) if line[0] == "copy" and line[2] == "d2h"]
     (back,) = [n for n, line in enumerate(lines) if line[0] == "copy" and line[2] == "h2d"]

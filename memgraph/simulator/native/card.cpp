@@ -9,21 +9,23 @@
 #include "simulated.h"
 #undef cudaGetDeviceProperties
 
-static const std::map<std::string, std::string>& figures() {
-  static const auto* read = [] {
-    auto* found = new std::map<std::string, std::string>;
-    const char* given = getenv("MEMGRAPH_SIMULATED_CARD");
-    std::string text = given ? given : "";
-    for (size_t start = 0; start < text.size();) {
-      size_t end = text.find(';', start);
-      if (end == std::string::npos) end = text.size();
-      std::string entry = text.substr(start, end - start);
-      size_t sign = entry.find('=');
-      if (sign != std::string::npos) (*found)[entry.substr(0, sign)] = entry.substr(sign + 1);
-      start = end + 1;
-    }
-    return found;
-  }();
+static std::map<std::string, std::string> read_figures() {
+  std::map<std::string, std::string> found;
+  const char* given = getenv("MEMGRAPH_SIMULATED_CARD");
+  std::string text = given ? given : "";
+  for (size_t start = 0; start < text.size();) {
+    size_t end = text.find(';', start);
+    if (end == std::string::npos) end = text.size();
+    std::string entry = text.substr(start, end - start);
+    size_t sign = entry.find('=');
+    if (sign != std::string::npos) found[entry.substr(0, sign)] = entry.substr(sign + 1);
+    start = end + 1;
+  }
+  return found;
+}
+
+static std::map<std::string, std::string>& figures() {
+  static auto* read = new std::map<std::string, std::string>(read_figures());
   return *read;
 }
 
@@ -41,9 +43,16 @@ long long card_figure(const char* name) {
   return atoll(entry->second.c_str());
 }
 
-int devices() {
-  static const int count = (int)card_figure("devices");
+static int& known_devices() {
+  static int count = (int)card_figure("devices");
   return count;
+}
+int devices() { return known_devices(); }
+
+API void simulated_read_environment() {
+  figures() = read_figures();
+  known_devices() = (int)card_figure("devices");
+  open_log();
 }
 
 int& current_device() {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cstdarg>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -12,14 +13,27 @@
 
 #include "simulated.h"
 
-FILE* log_file() {
-  static FILE* file = [] {
-    const char* path = getenv("MEMGRAPH_SIMULATED_LOG");
-    FILE* opened = path && *path ? fopen(path, "a") : nullptr;
-    if (opened) setvbuf(opened, nullptr, _IOLBF, 1 << 16);
-    return opened;
-  }();
+static FILE* opened_log() {
+  const char* path = getenv("MEMGRAPH_SIMULATED_LOG");
+  FILE* opened = path && *path ? fopen(path, "a") : nullptr;
+  if (opened) setvbuf(opened, nullptr, _IOLBF, 1 << 16);
+  return opened;
+}
+static FILE*& known_log() {
+  static FILE* file = opened_log();
   return file;
+}
+FILE* log_file() { return known_log(); }
+void open_log() { known_log() = opened_log(); }
+void write_log(const char* format, ...) {
+  FILE* file = log_file();
+  va_list given;
+  va_start(given, format);
+  flockfile(file);
+  vfprintf(file, format, given);
+  fputc('\n', file);
+  funlockfile(file);
+  va_end(given);
 }
 API void simulated_note(const char* line) { LOG("%s", line); }
 

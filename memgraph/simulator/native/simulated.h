@@ -37,15 +37,15 @@ API void simulated_launched(void* stream, const char* what);
 API long simulated_launches();
 API void simulated_not_modelled(const char* function);
 API void simulated_note(const char* line);
+// The card and the log as the environment has them now: for a process that was forked, before it touches a device.
+API void simulated_read_environment();
 
 // The log, where MEMGRAPH_SIMULATED_LOG names a file: one operation a line, in the order of the calls.
 FILE* log_file();
-#define LOG(...)                      \
-  do {                                \
-    if (FILE* file = log_file()) {    \
-      flockfile(file);                \
-      std::fprintf(file, __VA_ARGS__); \
-      std::fputc('\n', file);         \
-      funlockfile(file);              \
-    }                                 \
+void open_log();
+// What is logged is worked out before the log is locked: a lock that it takes may be held by who waits for the log.
+void write_log(const char* format, ...) __attribute__((format(printf, 1, 2)));
+#define LOG(...)                              \
+  do {                                        \
+    if (log_file()) write_log(__VA_ARGS__);   \
   } while (0)
