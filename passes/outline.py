@@ -121,7 +121,6 @@ def _body(gm: fx.GraphModule, layer: _Layer) -> fx.GraphModule:
     for place, node in enumerate(layer.operands()):
         new[node] = graph.placeholder(f"given_{place}")
         new[node].meta["val"] = node.meta["val"]
-    nested = False
     for node in layer.nodes:
         for read in node.all_input_nodes:
             if read in new:
@@ -129,10 +128,9 @@ def _body(gm: fx.GraphModule, layer: _Layer) -> fx.GraphModule:
             new[read] = graph.node_copy(read)  # made of nothing, or a body
             if _is_body(read):
                 _set(root, read.target, operator.attrgetter(read.target)(gm))
-                nested = True
         new[node] = graph.node_copy(node, new.__getitem__)
     graph.output(tuple(new[node] for node in layer.returned()))
-    return (CalledGraph if nested else fx.GraphModule)(root, graph)
+    return CalledGraph(root, graph)
 
 
 def _call(graph: fx.Graph, layer: _Layer, new: dict[fx.Node, fx.Node]) -> None:

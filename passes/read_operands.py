@@ -25,6 +25,7 @@ from memgraph.base.errors import GraphError
 from memgraph.facts.views import is_view, view_base
 from memgraph.passes.graphs import Joint, Rewritten, TilePlan
 from memgraph.passes.insert import provenance
+from memgraph.passes.tiles.stored import CalledGraph
 
 
 def read_operands(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
@@ -151,6 +152,6 @@ def _returning(body: fx.GraphModule, kept: Sequence[Any]) -> fx.GraphModule:
     output = graph.output(fx.map_arg(tuple(kept), copies.__getitem__))
     output.meta = dict(body.graph.output_node().meta)
     graph.eliminate_dead_code()
-    made = fx.GraphModule(body, graph)
+    made = (CalledGraph if isinstance(body, CalledGraph) else fx.GraphModule)(body, graph)
     made.meta = dict(body.meta)
     return made

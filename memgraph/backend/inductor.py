@@ -18,7 +18,6 @@ from memgraph.base import compat
 from memgraph.base.fingerprint import source_fingerprint
 from memgraph.base.garbage import without_collections
 from memgraph.facts import kernel_scratch
-from memgraph.facts.actions import Tile
 from memgraph.lower.order import KeepOrder
 from memgraph.lower.timeline import (
     Lowered,
@@ -147,16 +146,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
         return lowered
 
     copy = compat.copy_graph(job.gm)
-    compiled = compat.compile_graph(
-        copy, job.inputs, inner, patches, retain_graph=options.retain_graph, bodies=_may_have_bodies(options)
-    )
-    return compiled, graphs
-
-
-def _may_have_bodies(options: Options) -> bool:
-    """Whether a plan may run parts of a graph as bodies: tiles, and layers that are compiled once."""
-    tiled = options.tile is not None or any(isinstance(rule.action, Tile) for rule in options.rules)
-    return tiled or options.outline is not False or options.plan is not None
+    return compat.compile_graph(copy, job.inputs, inner, patches, retain_graph=options.retain_graph), graphs
 
 
 def load(job: Job, graphs: list[Graph]) -> None:

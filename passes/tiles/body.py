@@ -25,6 +25,7 @@ from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State
 from memgraph.facts.views import view_base
 from memgraph.passes.insert import call, size
+from memgraph.passes.tiles.stored import CalledGraph
 from memgraph.runtime.tile_ops import accumulator
 
 aten = torch.ops.aten
@@ -123,7 +124,7 @@ def build_body(
     for node in reversed(graph.nodes):  # the products that the caller computes; views stay, since factors are views
         if node.op == "call_function" and not node.users and family(node.target) != "view":
             graph.erase_node(node)
-    return Body(fx.GraphModule({}, graph), placeholders, tuple(exposed), values, products)
+    return Body(CalledGraph({}, graph), placeholders, tuple(exposed), values, products)
 
 
 def _share(graph: fx.Graph, mode: Any, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Node:

@@ -1,13 +1,14 @@
 """A graph that calls other graphs, and that a cache can load.
 
 torch pickles a graph as its code, and traces this code when it loads the graph. `invoke_subgraph` cannot be traced that
-way: AOTAutograd's cache could store a body within a body, and never load it.
+way: AOTAutograd's cache could store a body within a body, and never load it. And what the code makes out of nothing
+would run: a shard's zeros, as large as its scores, became real tensors that stood as long as the graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import operator
+import importlib
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ class CalledGraph(fx.GraphModule):
 def _written(node: fx.Node) -> tuple[Any, ...]:
     target = node.target
     if node.op == "call_function":
-        target = f"operator.{target.__name__}" if target.__module__ == "_operator" else str(target)
+        torchs = isinstance(target, compat.OpOverload | compat.HigherOrderOperator)
+        target = str(target) if torchs else f"{target.__module__}:{target.__qualname__}"
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda read: _Read(read.name))
     return node.op, node.name, target, args, kwargs
 
@@ -51,18 +53,18 @@ def _again(data: dict[str, Any], imports: str) -> CalledGraph:
         args, kwargs = fx.node.map_aggregate((args, kwargs), node_of)
         made[name] = graph.create_node(op, target, args, kwargs, name=name)
     root = torch.nn.Module()
-    for name, module in data["_modules"].items():
-        root.add_module(name, module)
+    for kind in ("_modules", "_parameters", "_buffers"):
+        for name, value in data[kind].items():
+            setattr(root, name, value)
     return CalledGraph(root, graph)
 
 
 def _target(text: str) -> Any:
-    """The operator with this `str`: `aten.slice.Tensor` for example, or the operator that calls a body."""
+    """What has been written: `aten.slice.Tensor` for example, the operator that calls a body, or `_operator:mul`."""
     if text == "invoke_subgraph":
         return compat.invoke_subgraph()
-    if text.startswith("operator."):
-        return getattr(operator, text.removeprefix("operator."))
-    found: Any = torch.ops
-    for part in text.split("."):
+    module, _, name = text.rpartition(":")
+    found: Any = importlib.import_module(module) if module else torch.ops
+    for part in name.split("."):
         found = getattr(found, part)
     return found

@@ -32,21 +32,12 @@ def inductor_settings(settings: dict[str, Any]) -> contextlib.AbstractContextMan
 
 
 def compile_graph(
-    gm: Any,
-    inputs: Any,
-    inner_compile: Any,
-    patches: dict[str, Any],
-    *,
-    retain_graph: bool = False,
-    bodies: bool = False,
+    gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
 ) -> Any:
     """Compile a Dynamo graph by Inductor, forward and backward, before this returns.
 
     The functorch settings hold for this compilation alone. With `activation_memory_budget` below 1.0 torch's
     partitioner would redraw dropout.
-    bodies: the graphs may have bodies of memgraph's. AOTAutograd's cache loads the backward's by running their Python
-    code, and keeps what that makes out of nothing, zeros as large as a shard's scores say, as real tensors for as long
-    as the graph lives. Inductor's own cache, which knows each graph by itself, does not.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx
@@ -54,8 +45,6 @@ def compile_graph(
     settings = {"force_non_lazy_backward_lowering": True, "activation_memory_budget": 1.0}
     if retain_graph:  # a backward that overwrites its saved values can run only once
         settings["donated_buffer"] = False
-    if bodies:
-        settings["enable_autograd_cache"] = False
     with functorch_config.patch(settings):
         return compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
 
