@@ -62,6 +62,8 @@ class Launched:
     begun: bool = False
     """Whether its backward has begun."""
     closed: bool = False
+    cut: bool = False
+    """Whether a launch after it did not run after all: that its backward has not begun says nothing then."""
     watched: compat.Handles | None = None
     """The hooks that tell when its backward has ended, where it is recorded."""
 
@@ -73,7 +75,7 @@ class Launched:
     @property
     def recorded(self) -> bool:
         """Whether all of it was, as far as it has come."""
-        return Moment.RETURN in self.marks and (Moment.END in self.marks or not self.begun)
+        return not self.cut and Moment.RETURN in self.marks and (Moment.END in self.marks or not self.begun)
 
     @property
     def predicted_above(self) -> int | None:

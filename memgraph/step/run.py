@@ -105,6 +105,8 @@ class Run:
         with self._lock:
             launch.close()
             self.round.remove(launch)
+            for before in self.round:
+                before.cut = True
         self.stop_recording()
 
     def record(self, device: torch.device, *, within: bool = False) -> bool:

@@ -223,6 +223,18 @@ def test_never_above_the_budget(menus, order, room, grows, outside):
     assert world.device.level == 0
 
 
+def test_a_round_that_a_refusal_has_cut_says_nothing_of_backwards():
+    """Nothing runs backward after a refusal: a plan whose backward is too large would seem to be free."""
+    world = World(20 * KIB)
+    menu = [plan(1, 0, 21, 1.0), plan(11, 10, 10, 1.0)]
+    graphs = [world.graph(menu, ends=False), world.graph(menu, ends=True)]
+    for _ in range(3):
+        with pytest.raises(BudgetError):
+            step(world, graphs)
+        assert world.device.peak <= 20 * KIB
+        gc.collect()
+
+
 def test_a_roomier_plan_that_finds_no_room_in_a_tier_costs_nothing():
     """The plan that there is keeps the budget: a better one is tried once, and its failure ends no run."""
     world = World(100 * KIB)
