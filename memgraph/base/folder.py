@@ -1,4 +1,4 @@
-"""The cache folder: plans and measurements, all of which may be lost."""
+"""The cache folder: plans, measurements, and libraries that were built, all of which may be lost."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 PRELOAD = ("torch", "memgraph", "memgraph.backend.compilation", "torch._inductor.compile_fx")
-SECONDS = 900
+SECONDS = 600
 
 
 @functools.cache

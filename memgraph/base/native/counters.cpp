@@ -1,5 +1,5 @@
 // Three counters of the allocator of a kind of devices, read at each launch of a graph: Python has them in a dictionary of
-// some 250, which takes longer to make than all else that is done at a launch.
+// some 250, which takes as long to make as all else that is done when a launch begins.
 #include <c10/core/CachingDeviceAllocator.h>
 
 // Returns 0, or 1 where they cannot be had. kind: a DeviceType. into: allocated, allocated at its highest, requested; bytes.

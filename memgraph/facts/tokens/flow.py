@@ -152,13 +152,15 @@ class TokenFlow:
     def _is_gradient_of_weights(self, node: fx.Node) -> bool:
         """Whether a value of the backward has a number for each query and key of the attention that is looked at: the
         gradient of the output, times the values, views of it, and what is made of it entry by entry (dropout)."""
-        frame, base = self.frame, view_base(node)
-        if self._is_product_of_gradients(base):
-            return True
-        entrywise = frame.scores is not None and base in frame.graph.backward and family(base.target) == "pointwise"
-        return entrywise and any(
-            border.is_wide(frame, read) and self._is_gradient_of_weights(read) for read in tensors(base)
-        )
+        frame, pending, seen = self.frame, [view_base(node)], set()
+        while frame.scores is not None and pending:
+            base = pending.pop()
+            if self._is_product_of_gradients(base):
+                return True
+            if base in frame.graph.backward and base not in seen and family(base.target) == "pointwise":
+                pending += [view_base(read) for read in tensors(base) if border.is_wide(frame, read)]
+            seen.add(base)
+        return False
 
     def _is_product_of_gradients(self, node: fx.Node) -> bool:
         """Whether a product of the backward has a number for each query and key of the attention that is looked at."""
