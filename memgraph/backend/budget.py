@@ -11,6 +11,7 @@ from torch import fx
 from memgraph.backend.options import Options
 from memgraph.machine import memory
 from memgraph.machine.hardware import Hardware
+from memgraph.planner.outlining import Asked
 
 # The share of the capacity that "auto" leaves free: for fragmentation, and for what libraries allocate for themselves.
 AUTO_MARGIN = 0.05
@@ -32,6 +33,8 @@ class Bound:
     """Bytes by which the next plan stays below the bound, since an earlier plan came out larger than its sweep."""
     last: bool = False
     """Whether to take the plan with the lowest peak, whatever the bound."""
+    bodies: bool = True
+    """Whether equal layers may become bodies by themselves; not where each plan with bodies came out too large."""
     unplanned: int | None = None
     """Bytes that Inductor's own partition allocates, where they are known."""
     others: int = 0
@@ -62,6 +65,11 @@ class Bound:
         backward is the first.
         """
         return max(0, self.again * held - self.gradients)
+
+    def outline(self, options: Options) -> Asked:
+        """Which equal layers become bodies. By itself none does where the lowest peak is wanted: bodies take more."""
+        by_itself = self.bodies and not self.last
+        return options.outline if options.outline is True or by_itself else False
 
     def above_baseline(self, unplanned: int) -> int | None:
         """Bytes above the baseline that the step may reach; None for no bound."""

@@ -14,14 +14,13 @@ from memgraph.backend.budget import Bound
 from memgraph.backend.cuts import Cut, Cuts
 from memgraph.backend.destinations import settings
 from memgraph.backend.options import Options
-from memgraph.backend.outlining import outlined
+from memgraph.backend.outlining import outlined, with_layers
 from memgraph.backend.rewriting import check_split, rewrite
 from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
 from memgraph.base.errors import Binding, PlanError
 from memgraph.base.garbage import without_collections
-from memgraph.facts.alike import with_alike_layers
 from memgraph.facts.identity import Identity, read_identity
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
@@ -199,8 +198,8 @@ class Planning:
             repeatable=options.repeatable,
             dropped=self.dropped,
         )
-        if options.outline is not False and self.given is None:
-            facts = with_alike_layers(facts, joint.module, options.repeatable)
+        if self.given is None:
+            facts = with_layers(facts, joint.module, self.bound.outline(options), options.repeatable)
         facts = send_away(price_fusion(facts, self.hardware), options.rules)
         copies = options.recompute is None or options.recompute.copies
         # Without recomputation nothing is planned: a plan that is given needs Inductor's own choice to compare with.
@@ -326,7 +325,8 @@ class Planning:
                 return hashlib.sha256(variant.cut.split.joint.module.code.encode()).hexdigest()[:16]
 
             split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph))
-        split, outlining = outlined(rewrite(split, passes.SPLIT, plan, check).graphs, self.options, check)
+        split = rewrite(split, passes.SPLIT, plan, check).graphs
+        split, outlining = outlined(split, self.bound.outline(self.options), self.options.repeatable, check)
         return split, plan, outlining
 
     def planned(self, choice: Choice, plan: Plan, plain: _Variant, wanted: int | None) -> Planned:

@@ -23,13 +23,16 @@ def with_plan(report: Report, planned: Sequence[Planned], options: Options, hard
     graphs = [_graph_plan(each, report.graph, each.chosen.peak) for each in planned[:-1]]
     graphs.append(_graph_plan(planned[-1], report.graph, report.above))
     known = tuple(graph for graph in graphs if graph is not None)
+    told = of_a_plan(options)
+    if told["outline"] == "auto" and not any(each.outlining.bodies for each in planned):
+        told["outline"] = False  # whatever "auto" comes to where the plan is used
     plan = StepPlan(
         graphs=known,
         requested=report.requested,
         budget=report.budget,
         device=torch.device(report.device).type,
         hardware=hardware,
-        options=json.dumps(of_a_plan(options), sort_keys=True),
+        options=json.dumps(told, sort_keys=True),
         versions=report.versions,
     )
     given = ("by the plan of option 'plan', as it is: nothing was planned",) if options.plan is not None else ()

@@ -146,9 +146,9 @@ class Options(BaseModel):
     verify: StrictBool = True
     """Check the graph after every pass."""
 
-    outline: Annotated[bool | Literal["auto"], PlainValidator(values.outline)] = False
+    outline: Annotated[bool | Literal["auto"], PlainValidator(values.outline)] = "auto"
     """Compile equal layers once and call what was compiled for each of them: True for all that are equal, `"auto"`
-    where that leaves much less to compile, False for none."""
+    where that leaves much less to compile and the budget has room for it, False for none."""
 
     retain_graph: StrictBool = False
     """Plan for `backward(retain_graph=True)`: saved values outlive the backward and none is overwritten in it.

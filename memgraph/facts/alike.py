@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-
-from torch import fx
 
 from memgraph.facts.joint import JointFacts
-from memgraph.facts.layers import equal_layers
-from memgraph.facts.steps import steps_of
+from memgraph.facts.layers import Layers
 
 
-def with_alike_layers(facts: JointFacts, joint: fx.GraphModule, repeatable: Sequence[str] = ()) -> JointFacts:
-    """The facts of a joint graph with the equal layers of its forward.
+def with_alike_layers(facts: JointFacts, found: Layers) -> JointFacts:
+    """The facts of a joint graph with the equal layers of its forward.  found: those of the joint graph.
 
     The backward follows from them: what it computes again is what the forward does not save.
-    repeatable: patterns of the operators that the user has declared to be so.
     """
     place = {value.name: i for i, value in enumerate(facts.values)}
     forward = set(facts.forward)
-    classes = (
-        tuple(tuple(place[name] for name in names) for names in layers)
-        for layers in equal_layers(steps_of(joint, repeatable)).classes
-    )
+    classes = (tuple(tuple(place[name] for name in names) for names in layers) for layers in found.classes)
     alike = tuple(layers for layers in classes if all(forward.issuperset(layer) for layer in layers))
     return dataclasses.replace(facts, alike=alike)

@@ -24,6 +24,8 @@ class Outlining:
     """The layers that become bodies; none where they stay as they are."""
     backward: Layers = Layers()
     refusals: tuple[Refusal, ...] = ()
+    by_itself: bool = False
+    """Whether bodies were not asked for, and the layers could as well stay as they are."""
 
     @property
     def bodies(self) -> int:
@@ -51,20 +53,25 @@ def decide(asked: Asked, forward: Layers, backward: Layers) -> Outlining:
     """
     if asked is False:
         return Outlining()
-    saved, operators = (
-        sum(side.operators - side.left for side in (forward, backward)),
-        forward.operators + backward.operators,
-    )
-    if asked is True and not saved:
-        return Outlining(refusals=(Refusal("outline", _why(forward, backward)),))
-    if not saved or (asked == "auto" and saved < max(LEAST_SAVED, WORTH * operators)):
-        return Outlining()
+    if not pays(asked, forward, backward):
+        refused = (Refusal("outline", _why(forward, backward)),) if asked is True else ()
+        return Outlining(refusals=refused)
     refusals = tuple(
         Refusal(f"outline:{side}", f"{alone.first} to {alone.last}, {alone.count} operators: {alone.reason}")
         for side, found in (("forward", forward), ("backward", backward))
         for alone in found.alone
     )
-    return Outlining(forward, backward, refusals if asked is True else ())
+    if asked is True:
+        return Outlining(forward, backward, refusals)
+    return Outlining(forward, backward, by_itself=True)
+
+
+def pays(asked: Asked, *graphs: Layers) -> bool:
+    """Whether the equal layers of some graphs are to become bodies, as `decide` takes it."""
+    operators = sum(layers.operators for layers in graphs)
+    saved = operators - sum(layers.left for layers in graphs)
+    least = max(LEAST_SAVED, WORTH * operators) if asked == "auto" else 1
+    return asked is not False and saved >= least
 
 
 def _why(forward: Layers, backward: Layers) -> str:

@@ -8,11 +8,12 @@ from hypothesis import given
 
 from memgraph.backend.attempt import Attempt, Next
 from memgraph.backend.budget import Bound
+from memgraph.planner.outlining import Outlining
 
 
-def missed(peak, above, plain, bound=Bound(), carried=0):  # noqa: B008 (it is frozen)
-    chosen = types.SimpleNamespace(carried=carried)
-    planned = types.SimpleNamespace(plan=types.SimpleNamespace(peak=peak), plain=plain, chosen=chosen)
+def missed(peak, above, plain, bound=Bound(), carried=0, outlining=Outlining()):  # noqa: B008 (they are frozen)
+    chosen, plan = types.SimpleNamespace(carried=carried), types.SimpleNamespace(peak=peak)
+    planned = types.SimpleNamespace(plan=plan, plain=plain, chosen=chosen, outlining=outlining)
     return Attempt(bound, None, planned, {}, None, above, bound.beside(carried))
 
 
@@ -39,6 +40,16 @@ def test_nothing_smaller_is_known():
     assert Next(Bound(bytes=1000, margin=100)).after(missed(990, 1002, plain=False), 1000) is None
     resort = Bound(bytes=1000, margin=500)
     assert Next(Bound(bytes=1000, last=True), resort).after(missed(990, 1002, plain=False), 1000) == Next(resort)
+
+
+def test_without_bodies_there_may_be_room():
+    """The planner knows nothing smaller, and equal layers became bodies by themselves: they are left as they are."""
+    resort = Bound(bytes=1000, margin=500)
+    for known in (None, resort):
+        first = Next(Bound(bytes=1000, margin=100), known)
+        after = first.after(missed(990, 1002, plain=False, outlining=Outlining(by_itself=True)), 1000)
+        assert after == Next(dataclasses.replace(first.bound, bodies=False), known)
+        assert after.after(missed(990, 1001, plain=False), 1000) == (None if known is None else Next(known))
 
 
 def test_the_margin_knows_of_what_stands_beside():

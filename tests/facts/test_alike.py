@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from memgraph.facts.alike import with_alike_layers
+from memgraph.facts.layers import equal_layers
+from memgraph.facts.steps import steps_of
 from tests.support.graphs import capture_module
 
 
@@ -33,7 +35,7 @@ class Net(nn.Module):
 def test_values_of_equal_layers_correspond():
     torch.manual_seed(0)
     found = capture_module(Net(*(Layer() for _ in range(6))), (torch.randn(4, 8),))
-    facts = with_alike_layers(found.facts, found.joint)
+    facts = with_alike_layers(found.facts, equal_layers(steps_of(found.joint)))
     assert dataclasses.replace(facts, alike=()) == found.facts
     assert facts.alike and all(len(layers) >= 3 for layers in facts.alike)
     forward = set(facts.forward)
@@ -49,4 +51,4 @@ def test_values_of_equal_layers_correspond():
 
 def test_a_graph_without_equal_layers_has_none():
     found = capture_module(Net(nn.Linear(8, 8), nn.Tanh()), (torch.randn(4, 8),))
-    assert with_alike_layers(found.facts, found.joint).alike == ()
+    assert with_alike_layers(found.facts, equal_layers(steps_of(found.joint))).alike == ()

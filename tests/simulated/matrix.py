@@ -58,6 +58,8 @@ CASES = {
     "host": Case("llama", options={"recompute": False}, offload=("host",)),
     "disk": Case("llama", options={"recompute": False}, offload=("nvme",)),
     "both": Case("llama", options={"recompute": False}, offload=("host", "nvme")),
+    "outlined": Case("llama", SMALL | {"layers": 6}, {"outline": True}, shares=BOTH),
+    "outlined, host": Case("llama", SMALL | {"layers": 6}, {"outline": True, "recompute": False}, offload=("host",)),
     # Products of one shape: each takes some twenty kernels to be chosen among.
     "max autotune": Case("perceptron", {}, {"mode": "max-autotune-no-cudagraphs"}),
     "lora": Case("lora", shares=BOTH),

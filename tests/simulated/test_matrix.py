@@ -30,5 +30,7 @@ def test_training(name):
     assert last is not None, "the budget that a refusal names is refused"
     if isinstance(last, Trained):
         assert last.predicted < first.predicted
+    if "outline" in CASES[name].options:
+        assert all(any("outlined: " in note for note in row.trained.report.notes) for row in found if row.trained)
     for tier in CASES[name].offload:
         assert any(row.trained is not None and row.trained.report.bytes_on(tier) for row in found), tier
