@@ -42,28 +42,20 @@ def copies(lines: list[str], way: str) -> int:
 # What the functions below do runs in processes of their own.
 
 
-def training(tier: str, without: str, outline: bool = False) -> None:
-    """Three steps of a model whose saved values all leave.  outline: the copies are made in bodies of its layers."""
-    norm = [nn.LayerNorm(64)] if outline else []
-    layers = [nn.Sequential(*norm, nn.Linear(64, 64), nn.Dropout(0.1), nn.GELU()) for _ in range(8 if outline else 4)]
+def training(tier: str, without: str) -> None:
+    """Three steps of a model whose saved values all leave."""
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.GELU()) for _ in range(4)]
     module = nn.Sequential(*layers).cuda()
     with tempfile.TemporaryDirectory() as folder:
         scratch_file(folder, "cuda", calls=Noted())
         offload = {tier: True if tier == "host" else folder, "min_bytes": 0}
-        tiers, rules = Tiers((Tier(tier, 1e10, 1e10),)), {"*": f"offload:{tier}"}
-        backend = Eager(tiers=tiers, offload=offload, rules=rules, outline=outline)
+        backend = Eager(tiers=Tiers((Tier(tier, 1e10, 1e10),)), offload=offload, rules={"*": f"offload:{tier}"})
         backend.around, backend.device = Touches, "cuda"
         step = torch.compile(lambda x: module(x).square().mean(), backend=backend)
         with torch.device("cuda"), taken_out(without), never_done():
             for _ in range(3):
                 step(torch.zeros(256, 64)).backward()
         assert len(backend.planned[-1].plan.transfers) > 4
-        assert bool(backend.planned[-1].outlining.bodies) == outline
-
-
-def training_in_bodies(tier: str, without: str) -> None:
-    """As `training`, with one body for all equal layers."""
-    training(tier, without, outline=True)
 
 
 def two_streams(without: str) -> None:
@@ -177,8 +169,6 @@ def taken_out(what: str):
 RUNS = {
     "host": (training, "host"),
     "disk": (training, "nvme"),
-    "host, in bodies": (training_in_bodies, "host"),
-    "disk, in bodies": (training_in_bodies, "nvme"),
     "given up": (given_up,),
     "streams": (two_streams,),
 }
@@ -188,7 +178,7 @@ RUNS = {
 def test_nothing_touches_the_same_bytes_at_once(run, tmp_path):
     lines = log_of(run, "nothing", tmp_path)
     assert copies(lines, "d2h") and copies(lines, "h2d")
-    if RUNS[run][0] in (training, training_in_bodies):
+    if RUNS[run][0] is training:
         assert copies(lines, "d2h") > 30 and copies(lines, "h2d") > 30
     assert not [str(race) for race in races(lines)]
 
