@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,9 @@ class Meter:
     """Reads what is allocated at the entry of a graph's launches, and what the run will still allocate.
 
     On CUDA the level is the caching allocator's counter. On the CPU there is none, and counting the tensors that Python
-    can see takes as long as a pass of the garbage collector: it is counted once for each situation.
+    can see takes as long as a pass of the garbage collector: it is counted in the first, second, fourth, eighth, ...
+    launch of each situation. So what grows unseen otherwise (a user's list of outputs, LBFGS within its first steps) is
+    seen before it has doubled.
     """
 
     def __init__(self, device: torch.device, arguments: Arguments, run: Run) -> None:
@@ -88,11 +91,14 @@ class Meter:
         self.sets = 1
         """Sets of parameters like the graph's that the optimizers own."""
         self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
+        self._launches: Counter[Situation] = Counter()
         self._forecast_for: tuple[int, int, bool] | None = None
         self._gradients: dict[int, tuple[int, int]] = {}  # by how many stand: their bytes, and those of the others
 
     def entry(self, args: Sequence[Any]) -> Entry:
         """The entry of a launch with these arguments."""
+        if not self.run.depth():
+            self.run.look_for_states()
         parameters = self.parameters(args)
         situation, held = self._situation(parameters), self.run.held()
         # DDP's buckets are compiled with fake parameters, all of them before the first is launched.
@@ -100,7 +106,7 @@ class Meter:
         uncut = to_rise = 0
         if self.device.type == "cuda":
             level, uncut, to_rise = self._in_blocks(others=situation.depth > 0, several=ahead)
-        elif situation in self._levels:
+        elif not self._counts(situation):
             counted, then = self._levels[situation]
             level = counted + held - then  # other plans hold more or less
         else:
@@ -127,6 +133,12 @@ class Meter:
             uncut=uncut,
             to_rise=to_rise,
         )
+
+    def _counts(self, situation: Situation) -> bool:
+        """Whether the level of a launch is counted, which has begun in a situation."""
+        self._launches[situation] += 1
+        again = self._launches[situation].bit_count() == 1  # a power of two
+        return again or situation not in self._levels
 
     def _in_blocks(self, *, others: bool, several: bool = False) -> tuple[int, int, int]:
         """Of a launch on CUDA: the level, and the entry's `uncut` and `to_rise`.
@@ -161,6 +173,7 @@ class Meter:
         """Free what a compilation has left: reference cycles of Dynamo hold the inputs of the step that it ran in."""
         gc.collect()
         self._levels.clear()
+        self._launches.clear()
 
     def exact(self, entry: Entry, args: Sequence[Any]) -> Entry:
         """The same entry, counted after the garbage of reference cycles is gone."""
@@ -182,6 +195,7 @@ class Meter:
     def look_ahead(self, parameters: Sequence[torch.Tensor]) -> None:
         """Find the optimizers that own the parameters, and what they will allocate."""
         optimizers = live_optimizers(parameters)
+        self.run.look_for_states(optimizers)
         self.forecasts = tuple(
             dataclasses.replace(
                 forecast(optimizer, self.device),

@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -214,17 +214,31 @@ class Run:
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer has stepped: what it allocates is no part of a round, unless a hook of a backward has run it.
 
-        A step on fake tensors does not count.
+        A step on fake tensors does not count. Of one that Dynamo compiles only the trace comes here: what that makes
+        is found by `look_for_states`.
         """
+        if torch.compiler.is_compiling():
+            return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if parameters and compat.is_fake(parameters[0]):
             return
         self.stop_recording()
-        states = len(optimizer.state)
         with self._lock:
-            if self._states.get(optimizer) != states:
-                self._states[optimizer] = states
-                self.generation += 1
+            self._count_states(optimizer)
+
+    def look_for_states(self, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
+        """Find out whether optimizers have made state without a word: these ones from now on, and those known before."""
+        with self._lock:
+            for optimizer in optimizers:
+                self._states.setdefault(optimizer, len(optimizer.state))
+            for optimizer in list(self._states):
+                self._count_states(optimizer)
+
+    def _count_states(self, optimizer: torch.optim.Optimizer) -> None:
+        states = len(optimizer.state)
+        if self._states.get(optimizer) != states:
+            self._states[optimizer] = states
+            self.generation += 1
 
     def _open(self) -> tuple[int, ...]:
         return tuple(number for number, launch in enumerate(self.round) if launch.open)
