@@ -25,7 +25,7 @@ def with_plan(report: Report, planned: Sequence[Planned], options: Options, hard
     known = tuple(graph for graph in graphs if graph is not None)
     told = of_a_plan(options)
     if told["outline"] == "auto" and not any(each.outlining.bodies for each in planned):
-        told["outline"] = False  # whatever "auto" comes to where the plan is used
+        told["outline"] = False  # and not what "auto" comes to where the plan is used
     plan = StepPlan(
         graphs=known,
         requested=report.requested,

@@ -230,18 +230,23 @@ class Run:
         """Find out whether optimizers have made state without a word: these ones from now on, and those known before."""
         with self._lock:
             for optimizer in optimizers:
-                self._states.setdefault(optimizer, len(optimizer.state))
+                self._states.setdefault(optimizer, _parameters_with_state(optimizer))
             for optimizer in list(self._states):
                 self._count_states(optimizer)
 
     def _count_states(self, optimizer: torch.optim.Optimizer) -> None:
-        states = len(optimizer.state)
+        states = _parameters_with_state(optimizer)
         if self._states.get(optimizer) != states:
             self._states[optimizer] = states
             self.generation += 1
 
     def _open(self) -> tuple[int, ...]:
         return tuple(number for number, launch in enumerate(self.round) if launch.open)
+
+
+def _parameters_with_state(optimizer: torch.optim.Optimizer) -> int:
+    """How many parameters have state. One that somebody derived and did not initialise is asked at launches, too."""
+    return len(getattr(optimizer, "state", ()))
 
 
 @functools.cache
