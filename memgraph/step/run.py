@@ -227,7 +227,7 @@ class Run:
             self._count_states(optimizer)
 
     def look_for_states(self, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
-        """Find out whether optimizers have made state without a word: these ones from now on, and those known before."""
+        """Find out whether optimizers have made state without a word: these from now on, and those known before."""
         with self._lock:
             for optimizer in optimizers:
                 self._states.setdefault(optimizer, _parameters_with_state(optimizer))

@@ -12,7 +12,7 @@ from tests.support.interpreted import backend
 
 
 def test_a_compiled_step_is_noticed_and_left_alone():
-    """Its trace meets nothing of memgraph's that it would warn of; at the next launch the state is known to be there."""
+    """Its trace meets nothing of ours that it would warn of; at the next launch the state is known to be there."""
     torch._dynamo.reset()
     net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
     optimizer = torch.optim.AdamW(net.parameters(), torch.tensor(1e-3))
