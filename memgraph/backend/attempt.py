@@ -57,7 +57,8 @@ class Next:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
         planner_knows_nothing_smaller = missed.planned_for > limit - self.bound.margin
         if planner_knows_nothing_smaller and missed.planned.outlining.by_itself:
-            # Bodies take a little more than no sweep says: without them the same plan may fit.
+            # Bodies take a little that no sweep knows of. And each refusal ends in the same plan: that of layers as
+            # they are, as the last attempt has it.
             return dataclasses.replace(self, bound=dataclasses.replace(self.bound, bodies=False))
         if self.bound.last or planner_knows_nothing_smaller:
             return None if self.resort is None else Next(self.resort)

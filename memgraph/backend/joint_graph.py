@@ -326,7 +326,8 @@ class Planning:
 
             split = dataclasses.replace(split, settings=settings(self.options, self.tiers, graph))
         split = rewrite(split, passes.SPLIT, plan, check).graphs
-        split, outlining = outlined(split, self.bound.outline(self.options), self.options.repeatable, check)
+        asked, alike = self.bound.outline(self.options), bool(variant.facts.alike)
+        split, outlining = outlined(split, asked, self.options.repeatable, check, alike=alike)
         return split, plan, outlining
 
     def planned(self, choice: Choice, plan: Plan, plain: _Variant, wanted: int | None) -> Planned:

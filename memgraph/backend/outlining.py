@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from torch import fx
@@ -25,11 +26,13 @@ def with_layers(facts: JointFacts, joint: fx.GraphModule, asked: Asked, repeatab
     return with_alike_layers(facts, found) if pays(asked, found) else facts
 
 
-def outlined(split: Split, asked: Asked, repeatable: Sequence[str], check: Check | None) -> tuple[Split, Outlining]:
+def outlined(
+    split: Split, asked: Asked, repeatable: Sequence[str], check: Check | None, *, alike: bool = False
+) -> tuple[Split, Outlining]:
     """The graphs with bodies in place of equal layers, as that is asked for.
 
     repeatable: patterns of the operators that the user has declared to be so.  check: of the graphs after the rewrite;
-    None where the options switch verification off.
+    None where the options switch verification off.  alike: whether layers were planned alike for it.
 
     Raises VerifyError where a body does something else than its layers.
     """
@@ -37,5 +40,7 @@ def outlined(split: Split, asked: Asked, repeatable: Sequence[str], check: Check
         return split, Outlining()
     forward, backward = (equal_layers(steps_of(gm, repeatable)) for gm in (split.forward, split.backward))
     decided = decide(asked, forward, backward)
+    if asked == "auto" and alike:
+        decided = dataclasses.replace(decided, by_itself=True)
     plan = OutlinePlan(decided.forward.classes, decided.backward.classes)
     return rewrite(split, passes.LOWERED, plan, check).graphs, decided

@@ -25,7 +25,7 @@ class Outlining:
     backward: Layers = Layers()
     refusals: tuple[Refusal, ...] = ()
     by_itself: bool = False
-    """Whether bodies were not asked for, and the layers could as well stay as they are."""
+    """Whether bodies, or the plan that was made for them, were not asked for: the layers could stay as they are."""
 
     @property
     def bodies(self) -> int:

@@ -236,7 +236,7 @@ def test_key_is_canonical():
         {"rules": {"a": "recompute"}},
         {"verify": False},
         {"outline": True},
-        {"outline": "auto"},
+        {"outline": False},
         {"inductor": {"debug": True}},
         {"mode": "default"},
         {"cache": False},

@@ -45,9 +45,10 @@ def trained(model: nn.Module, **options):
     """One step; the report, and the gradients."""
     torch._dynamo.reset()
     torch.manual_seed(1)
-    model.zero_grad(set_to_none=True)
     torch.compile(model, backend=backend(**options))(torch.randn(4, 64, WIDTH)).backward()
-    return memgraph.report(), [parameter.grad.clone() for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    return memgraph.report(), gradients
 
 
 def outlined(report) -> bool:
@@ -76,20 +77,22 @@ def test_few_equal_layers_stay_as_they_are():
     assert default.decisions == without.decisions
 
 
-def test_the_smallest_budget_is_that_of_layers_as_they_are(model, unplanned):
-    """A refusal names what is reached without bodies, and that is kept."""
-    above = unplanned[0].above
-    reached = {}
+@pytest.mark.slow
+def test_bodies_cost_nobody_a_budget(model, unplanned):
+    """What a refusal names is what it names without bodies, and it is kept."""
+    above, reached = unplanned[0].above, {}
     for outline in ("auto", False):
         with pytest.raises(memgraph.BudgetError) as refused:
-            trained(model, budget=allocated_bytes("cpu") + above // 8, outline=outline)
-        reached[outline] = refused.value.minimum - refused.value.budget
-        refused = None
-    assert reached["auto"] == pytest.approx(reached[False], abs=4096)
-    report, _ = trained(model, budget=allocated_bytes("cpu") + above // 8 + reached["auto"] + 65536)
+            trained(model, budget=allocated_bytes("cpu") + above // 30, outline=outline)
+        reached[outline] = above // 30 + refused.value.minimum - refused.value.budget
+    del refused  # its traceback holds tensors
+    # What the step before has left (its batch, the state of the generator) is freed while this one is compiled.
+    assert reached["auto"] == pytest.approx(reached[False], abs=65536)
+    report, _ = trained(model, budget=allocated_bytes("cpu") + reached["auto"] + 65536)
     assert report.predicted_peak <= report.budget
 
 
+@pytest.mark.slow
 def test_a_plan_file_says_what_became_of_the_layers(model, unplanned, tmp_path):
     """By the plan the layers become bodies again, or stay as they are."""
     for number, options in enumerate(({}, {"outline": False})):

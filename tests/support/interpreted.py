@@ -7,6 +7,7 @@ compiler starts, so that hundreds of programs can be tried.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,10 +74,38 @@ def wrapper(gm: fx.GraphModule) -> str:
             lines.append(f"    return ({returned})")
         elif node.op == "call_function":
             lines += [f"    {line}" for line in _made(node)]
-            lines += [f"    del {given.name}" for given in dict.fromkeys(node.all_input_nodes) if last[given] is node]
+            freed = (given for given in dict.fromkeys(node.all_input_nodes) if given.op != "get_attr")
+            lines += [f"    del {given.name}" for given in freed if last[given] is node]
             if node not in last:
                 lines.append(f"    del {node.name}")
     return "\n".join(lines) + "\n"
+
+
+def _called(node: fx.Node) -> list[str]:
+    """The statements of a call of a body: what it makes on its way beyond what it returns stands until then."""
+    body = getattr(node.graph.owning_module, node.args[0].target)
+    inside = wrapper(body).splitlines()
+    started = next((n for n, line in enumerate(inside) if "args.clear()" in line), 0) + 1
+    own = {each.name for each in body.graph.nodes}
+    given = dict(zip((each.name for each in body.graph.find_nodes(op="placeholder")), node.args[2:], strict=True))
+    lines = []
+    for line in inside[started:]:
+        statement = line.strip()
+        if statement.startswith("del ") and statement[4:] in given:
+            continue  # the caller has it still
+        named = re.sub(r"[A-Za-z_][A-Za-z_0-9]*", lambda word: _renamed(word[0], node, own, given), statement)
+        lines.append(f"{node.name} = {named[len('return ') :]}" if statement.startswith("return ") else named)
+        if statement.startswith("return "):
+            returned = {each.name for each in body.graph.output_node().all_input_nodes}
+            lines += [f"del {node.name}_in_{name}" for name in sorted(returned)]
+    return lines
+
+
+def _renamed(word: str, node: fx.Node, own: set[str], given: Mapping[str, Any]) -> str:
+    """A word of a body's statements, as the caller's."""
+    if word in given:
+        return getattr(given[word], "name", str(given[word]))
+    return f"{node.name}_in_{word}" if word in own else word
 
 
 def _symbol(value: Any) -> bool:
@@ -85,6 +114,8 @@ def _symbol(value: Any) -> bool:
 
 def _made(node: fx.Node) -> list[str]:
     """The statements that make a node's value."""
+    if node.target is compat.invoke_subgraph():
+        return _called(node)
     value = node.meta.get("val")
     if isinstance(value, list | tuple):
         return [f"{node.name} = ({''.join(f'{_new(each)}, ' for each in value)})"]
