@@ -19,7 +19,7 @@ class Shards:
     def __init__(self) -> None:
         self._known: dict[int, _Pair] = {}
         """By the identity of a leaf: the leaf, and what an optimizer owns for it."""
-        self._gathered: bool | None = None
+        self.gathers: bool | None = None
         """Whether there is a shard for any leaf; None until the first launch has shown that."""
 
     def owned(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -27,7 +27,7 @@ class Shards:
 
         All launches of a graph are taken to be like its first one: with gathered leaves or without.
         """
-        if self._gathered is False or not leaves:
+        if self.gathers is False or not leaves:
             return leaves
         if compat.is_fake(leaves[0]):
             return compat.wrapped()
@@ -39,7 +39,7 @@ class Shards:
 
     def _look(self, leaves: Sequence[torch.Tensor]) -> None:
         shards = {id(gathered): shard for gathered, shard in compat.gathered()}
-        self._gathered = self._gathered or any(id(leaf) in shards for leaf in leaves)
+        self.gathers = self.gathers or any(id(leaf) in shards for leaf in leaves)
         for leaf in leaves:
             self._known[id(leaf)] = weakref.ref(leaf), weakref.ref(shards.get(id(leaf), leaf))
 
