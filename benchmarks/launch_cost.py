@@ -5,9 +5,9 @@
 
 The second is on the simulated GPU: what the host does there is real, and what the GPU does takes no time.
 The same tiny step, forward and backward, with its graph called as Inductor has it, and through memgraph: once the
-levels are known and nothing is recorded, and while it is. Many repetitions, a step at a time in turn. Then the entry of a
-launch alone, the allocator's counters included, of a graph of 8 parameters and of one of 300. Then, on the CPU, what two
-ranks take to agree upon a launch, which they do for each launch of a graph with collectives.
+levels are known and nothing is recorded, and while it is. Many repetitions, a step at a time in turn. Then the entry
+of a launch alone, the allocator's counters included, of a graph of 8 parameters and of one of 300. Then, on the CPU,
+what two ranks take to agree upon a launch, which they do for each launch of a graph with collectives.
 """
 
 from __future__ import annotations

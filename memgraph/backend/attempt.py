@@ -38,7 +38,7 @@ class Attempt:
     def planned_for(self) -> int:
         """The bytes that it was to reach, by the sweep."""
         plan, chosen = self.planned.plan, self.planned.chosen
-        return plan.peak + self.bound.beside(chosen.carried)
+        return plan.peak + self.bound.beside(plan.peak, chosen.carried)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -286,7 +286,9 @@ class Attempts:
             )
         best = min(tried, key=lambda attempt: attempt.reaches) if self.options.cache else tried[-1]
         above = best.above
-        if lowest is not None and lowest.above <= above:
+        if self.job.bound.between:  # what the lowest peak holds beside what runs outside is not known
+            pass
+        elif lowest is not None and lowest.above <= above:
             above = lowest.above
         elif wanted.bytes is not None:
             record_of_lowest(self.job).write(Lowest(best.bound, above))
@@ -304,8 +306,9 @@ class Attempts:
         )
 
     def _beside(self, report: Report) -> int:
-        """Bytes of launches like this one that stand beside it, of those that are sure to come before a backward."""
-        return self.job.bound.beside(Envelope.of(_counted(report.timeline, self.job.device.type)).held)
+        """Bytes above its own peak that are reached with what is sure to come before its backward."""
+        envelope = Envelope.of(_counted(report.timeline, self.job.device.type))
+        return self.job.bound.beside(envelope.peak, envelope.held)
 
     def _saves_nothing(self, tried: list[Attempt]) -> bool:
         """Whether the budget is a share of a peak that no plan lowers, though values may be recomputed.

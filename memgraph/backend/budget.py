@@ -45,6 +45,8 @@ class Bound:
     it. Where none does, it is the one with which they reach least."""
     gradients: int = 0
     """Bytes of gradients that all of these make: the bound has room for them, which their values use until then."""
+    between: int = 0
+    """Bytes above what it holds that others are expected to reach between its forward and its backward."""
     ample: int = 0
     """Inductor's own partition is taken all the same where its peak is at most so many bytes."""
     offer: tuple[int, int] | None = None
@@ -58,13 +60,14 @@ class Bound:
     sizes: tuple[tuple[str, int], ...] = ()
     """Names and values of the symbolic sizes that the plan is made for; those of the capture where there are none."""
 
-    def beside(self, held: int) -> int:
-        """Bytes of graphs like this one beside it, of those that are sure to come.  held: by each, until its backward.
+    def beside(self, peak: int, held: int) -> int:
+        """Bytes above its own peak that are reached with graphs like this one beside it, of those that are sure to
+        come, and with what runs outside of them.  held: by each, until its backward.
 
         Each leaves its gradients from then on, for which there is room. So most stands beside the last of them, whose
         backward is the first.
         """
-        return max(0, self.again * held - self.gradients)
+        return max(0, self.again * held - self.gradients) + max(0, held + self.between - peak)
 
     def outline(self, options: Options) -> Asked:
         """Which equal layers become bodies. By itself none does where the lowest peak is wanted: bodies take more."""

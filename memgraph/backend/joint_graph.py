@@ -212,7 +212,9 @@ class Planning:
         limit = None if wanted is None else wanted - self.bound.margin
         if self.bound.others or self.bound.offer is not None:
             found = self.among_others(variant, limit)
-            fits = found is not None and (limit is None or found.peak + self.bound.beside(found.carried) <= limit)
+            fits = found is not None and (
+                limit is None or found.peak + self.bound.beside(found.peak, found.carried) <= limit
+            )
             return found if fits else None
         unplanned = variant.planner.unplanned()
         known = self.bound.unplanned if unplanned.stock and not variant.cut.tiled else None
@@ -248,7 +250,7 @@ class Planning:
             variant = plain if untiled else self.variant(self.cuts.of(shards))
             found = self.fitting(variant, wanted)
             candidate = self.smallest(variant) if found is None else found
-            beside = self.bound.beside(candidate.carried)
+            beside = self.bound.beside(candidate.peak, candidate.carried)
             choices.append(Choice(variant, candidate, fits=found is not None, beside=beside))
             shards = self.more_shards(choices[-1], wanted)
         fitting = [choice for choice in choices if choice.fits]

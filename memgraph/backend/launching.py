@@ -23,6 +23,7 @@ from memgraph.machine import cuda_libraries
 from memgraph.step import run
 from memgraph.step.graph import StepGraph
 from memgraph.step.meter import Arguments, Meter
+from memgraph.step.outside import bytes_of_inputs
 from memgraph.step.ranks import SharedMeter
 from memgraph.step.returned import Dropped
 from memgraph.step.rounds import Rounds
@@ -75,6 +76,8 @@ class Launching:
             self.followed = Followed.of(self.job)
         self.ends = self.meter.ends = self.followed is not None and not self.followed.known(self.meter.run.followed)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
+        if not self.ends and self.ranks is None:
+            entry = _rounds().outside.beside(entry, self.job.name, bytes_of_inputs(self.job.inputs))
         told = self.job.options.largest_size
         bounds = ((compat.largest(given), told) for given in self.job.inputs if compat.is_size(given))
         self.bounds = tuple(min(filter(None, known), default=None) for known in bounds)
@@ -201,7 +204,15 @@ class Launching:
             made = self._compiled(self._purpose(entry, args, budget=self.budget, dropped=dropped))
         except BudgetError as error:
             names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
-            raise error.since_it_was_planned(entry.grown_since(self.first_entry, names)) from error.__cause__
+            refused = error.since_it_was_planned(entry.grown_since(self.first_entry, names))
+            if entry.between:
+                refused = refused.with_guesses(
+                    [
+                        "What runs outside of the graphs until its backward is expected to take "
+                        f"{format_size(entry.between)}, as it did with other inputs."
+                    ]
+                )
+            raise refused from error.__cause__
         self.sizes.append(entry.sizes)
         return made
 

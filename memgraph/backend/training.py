@@ -15,6 +15,7 @@ from memgraph.backend.inductor import Job, key_of
 from memgraph.backend.options import Options
 from memgraph.backend.progress import Progress
 from memgraph.base import compat
+from memgraph.base.sizes import round_up
 from memgraph.machine.hardware import Hardware, load
 from memgraph.machine.measure import allocated_bytes
 from memgraph.passes.graphs import Captured
@@ -120,7 +121,10 @@ class TrainingJob(Job):
         others = OTHERS if purpose.tightest else 0
         bound = dataclasses.replace(bound, others=others, ample=ample, offers=purpose.offers, sizes=sizes)
         if purpose.tightest:
-            bound = dataclasses.replace(bound, again=purpose.again, gradients=self.made_again)
+            between = round_up(self.entry.between, max(1, self.entry.between // LEVELS))
+            if (self.limit or 0) < between:  # no plan can help that
+                between = 0
+            bound = dataclasses.replace(bound, again=purpose.again, gradients=self.made_again, between=between)
         if not purpose.dropped:
             return bound
         outputs = len(self.gm.graph.output_node().args[0])

@@ -147,21 +147,23 @@ class Planner:
                 chosen.append(candidate)
         return tuple(chosen)
 
-    def lightest(self, others: int, beside: Callable[[int], int], bound: int | None) -> Candidate:
+    def lightest(self, others: int, beside: Callable[[int, int], int], bound: int | None) -> Candidate:
         """The offered candidate with the lowest peak while `others` more graphs like it hold their saved values.
 
-        beside: from the bytes that each of them carries, those that stand beside it for sure. Where no candidate keeps
-        `bound`, in bytes above the baseline, with these, the one with which they reach least.
+        beside: from its peak and the bytes that it carries, as each of them does, what is surely reached above that
+        peak beside it. Where no candidate keeps `bound`, in bytes above the baseline, with that, the one that reaches
+        least.
         """
 
         def reached(candidate: Candidate) -> int:
-            return candidate.peak + beside(candidate.carried)
+            return candidate.peak + beside(candidate.peak, candidate.carried)
+
+        def lightness(candidate: Candidate) -> tuple[float, float]:
+            return candidate.peak + others * candidate.carried, candidate.seconds
 
         offered = self.offered()
         keeping = [candidate for candidate in offered if bound is None or reached(candidate) <= bound]
-        if keeping:
-            return min(keeping, key=lambda c: (c.peak + others * c.carried, c.seconds))
-        return min(offered, key=lambda c: (reached(c), c.seconds))
+        return min(keeping, key=lightness) if keeping else min(offered, key=lambda c: (reached(c), *lightness(c)))
 
     def _pool(self) -> list[Candidate]:
         """Candidates that no other one beats in both time and peak, fastest first."""

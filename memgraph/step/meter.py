@@ -98,7 +98,9 @@ class Meter:
         self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
         self._launches: Counter[Situation] = Counter()
         self._forecast_for: tuple[int, int, bool] | None = None
-        self._stood: tuple[tuple[bool, ...], int] | None = None  # of two parameters whether they had none, and how many had
+        self._stood: tuple[tuple[bool, ...], int] | None = (
+            None  # of two parameters whether they had none, and how many had
+        )
         self._gradients: dict[int, tuple[int, int]] = {}  # by how many stand: their bytes, and those of the others
 
     def entry(self, args: Sequence[Any]) -> Entry:
@@ -167,8 +169,8 @@ class Meter:
     def _standing(self, args: Sequence[Any]) -> int:
         """How many of a launch's parameters have a gradient.
 
-        Of 300 that takes 20 us. On CUDA it decides about no level, and nothing but the report asks for it where no other
-        graph is launched in the step: there the first and the last parameter tell whether it has changed.
+        Of 300 that takes 20 us. On CUDA it decides about no level, and nothing but the report asks for it where no
+        other graph is launched in the step: there the first and the last parameter tell whether it has changed.
         """
         if self.device.type != "cuda" or not self.ends or self.shards.gathers is not False:
             return standing(self.parameters(args))

@@ -11,6 +11,7 @@ from memgraph.base.errors import BudgetError
 from memgraph.step import problem, telling
 from memgraph.step.joint import Launch, Unsolved
 from memgraph.step.launched import Launched
+from memgraph.step.outside import Outside
 from memgraph.step.problem import Known, PlannedGraph
 from memgraph.step.run import Run
 from memgraph.step.variants import Entry, Offer, Sizes, Variant
@@ -48,7 +49,8 @@ class Rounds:
         self._tried: set[tuple[int, ...]] = set()
         self._learned: dict[tuple[int, Sizes], Known] = {}
         self._ahead: list[weakref.ref[PlannedGraph]] = []
-        run.tell_recorded(self._warn_of_outside)
+        self.outside = Outside()
+        run.tell_recorded(self._look_outside)
 
     @property
     def planned(self) -> bool:
@@ -164,8 +166,13 @@ class Rounds:
         if found := problem.recorded(last):
             self._learned[place] = found
 
-    def _warn_of_outside(self, ended: list[Launched]) -> None:
-        """Warn where what ran outside of the graphs of a round that was recorded has passed the budget."""
+    def _look_outside(self, ended: list[Launched]) -> None:
+        """Learn what ran outside of the graphs of a recorded round, and warn where it has passed the budget."""
+        known = problem.recorded(ended)
+        graphs: list[PlannedGraph] = [graph for launch, _ in known if (graph := launch.graph()) is not None]
+        if known and len(graphs) == len(known):
+            no_plans: dict[int, problem.Menu] = {id(graph): [] for graph in graphs}
+            self.outside.learn(known, problem.as_launches(known, graphs, no_plans, known[0][0]))
         if not self._no_plan_helps(ended):
             telling.outside_unknown(ended, self.run.say_once)
 

@@ -70,6 +70,8 @@ class Entry:
     """Bytes of the level: what blocks count as more than was asked for."""
     to_rise: int = 0
     """Bytes by which the level may be higher in other steps, since blocks count as more there."""
+    between: int = 0
+    """Bytes above the level and what the launch holds that others are expected to reach before its backward."""
 
     @property
     def lasting(self) -> int:
@@ -159,7 +161,8 @@ class Variant:
         envelope = self.envelope(entry.sizes)
         if envelope is None:
             return False
-        return max(envelope.forward, entry.later + envelope.backward) <= room - entry.lasting
+        reaches = max(envelope.forward, envelope.held + entry.between, entry.later + envelope.backward)
+        return reaches <= room - entry.lasting
 
 
 def _covers(known: Sizes, sizes: Sizes) -> bool:

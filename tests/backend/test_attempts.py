@@ -14,7 +14,7 @@ from memgraph.planner.outlining import Outlining
 def missed(peak, above, plain, bound=Bound(), carried=0, outlining=Outlining()):  # noqa: B008 (they are frozen)
     chosen, plan = types.SimpleNamespace(carried=carried), types.SimpleNamespace(peak=peak)
     planned = types.SimpleNamespace(plan=plan, plain=plain, chosen=chosen, outlining=outlining)
-    return Attempt(bound, None, planned, {}, None, above, bound.beside(carried))
+    return Attempt(bound, None, planned, {}, None, above, bound.beside(above, carried))
 
 
 def test_the_margin_grows_by_what_a_plan_has_missed():
@@ -61,10 +61,16 @@ def test_the_margin_knows_of_what_stands_beside():
 
 
 @given(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 999))
-def test_what_stands_beside_is_that_of_the_worst_backward(again, held, gradients, others, above):
+def test_what_stands_beside_is_that_of_the_worst_backward(again, held, gradients, others, more):
     """Forwards and then backwards of equal launches, one after another; others' gradients stand all the time."""
-    levels = []
+    levels, above = [], held + more
     for number in range(again + 1):  # its backward: what earlier launches hold, and the gradients of later ones
         levels.append(others + number * held + (again - number) * gradients + above)
     bound = Bound(again=again, gradients=again * gradients)
-    assert others + again * gradients + above + bound.beside(held) == max(levels)
+    assert others + again * gradients + above + bound.beside(above, held) == max(levels)
+
+
+def test_what_runs_outside_meets_what_is_held_and_not_the_peak():
+    bound = Bound(bytes=1000, others=7, between=300)
+    assert bound.beside(800, 400) == 0 and bound.beside(800, 600) == 100
+    assert dataclasses.replace(bound, again=2).beside(800, 600) == 1300

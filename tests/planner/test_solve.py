@@ -43,7 +43,7 @@ def test_the_lightest_keeps_the_bound_with_what_is_sure_to_come():
     assert {(1608, 0), (1008, 100), (708, 200), (608, 400), (516, 500)} <= offered
 
     def lightest(bound, again=0, gradients=0):
-        found = planner.lightest(7, lambda held: max(0, again * held - gradients), bound)
+        found = planner.lightest(7, lambda peak, held: max(0, again * held - gradients), bound)
         return found.peak, found.carried
 
     assert lightest(None) == (1608, 0) and lightest(1600) == (1008, 100)

@@ -79,7 +79,7 @@ class CountingMeter:
 
     def exact(self, entry: Entry, args) -> Entry:
         gc.collect()
-        return Entry(self.toy.level, self.to_come)
+        return dataclasses.replace(entry, level=self.toy.level, others=0)
 
 
 class World:
@@ -111,9 +111,12 @@ class _Maker:
         return Variant(lambda x: (Toy.apply(x, self.world.device, envelope),), seconds, {(): envelope})
 
     def make(self, entry: Entry, args, dropped=()) -> Variant:
-        fits = [plan for plan in self.menu if plan[0].peak <= self.world.room - entry.lasting]
+        def reaches(plan) -> int:
+            return max(plan[0].peak, plan[0].held + entry.between)
+
+        fits = [plan for plan in self.menu if reaches(plan) <= self.world.room - entry.lasting]
         if not fits:
-            least = min(plan[0].peak for plan in self.menu)
+            least = min(map(reaches, self.menu))
             raise BudgetError(minimum=entry.lasting + least, budget=self.world.room)
         key = (lambda plan: plan[1]) if self.ends else (lambda plan: plan[0].peak)
         return self.variant(min(fits, key=key))
