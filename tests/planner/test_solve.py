@@ -49,6 +49,6 @@ def test_the_lightest_keeps_the_bound_with_what_is_sure_to_come():
     assert lightest(None) == (1608, 0) and lightest(1600) == (1008, 100)
     assert lightest(700) == (608, 400) and lightest(700, again=1) == lightest(900, again=1) == (708, 200)
     assert lightest(1108, again=1) == (1008, 100)  # with the other's values just within the bound
-    # Where none keeps the bound: what the others leave decides.
+    # Where none keeps the bound: what the others leave decides, and of equal ones which is lighter.
     assert lightest(500) == (516, 500) and lightest(500, again=1) == (708, 200)
-    assert lightest(500, again=1, gradients=300) == (608, 400) and lightest(500, again=20) == (1608, 0)
+    assert lightest(500, again=1, gradients=300) == (708, 200) and lightest(500, again=20) == (1608, 0)
