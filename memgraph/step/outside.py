@@ -32,7 +32,7 @@ class Outside:
         for number, (launched, _) in enumerate(known):
             if launched.inputs is not None:
                 seen = self._seen.setdefault(_function(launched.name), {})
-                seen[launched.inputs] = max(seen.get(launched.inputs, 0), _between(number, launches))
+                seen[launched.inputs] = max(seen.get(launched.inputs, 0), _between(number, known, launches))
 
     def beside(self, entry: Entry, name: str, inputs: int, room: int | None = None) -> Entry:
         """The entry of a launch with what others are expected to reach before its backward.
@@ -69,14 +69,23 @@ def _function(name: str) -> str:
     return name.rpartition("/")[0] or name
 
 
-def _between(number: int, launches: Sequence[Launch]) -> int:
-    """What others reach while one launch is open, above the level at which it began, whatever the graphs hold."""
+def _between(number: int, known: Known, launches: Sequence[Launch]) -> int:
+    """What others reach while one launch is open, above the level at which it began, whatever the graphs hold.
+
+    Gradients that are made meanwhile are no part of it: where others stand already, they were counted twice.
+    """
     reached = [
         launch.before_forward + launch.outside_forward for launch in launches if number in launch.open_in_forward
     ]
     reached += [
-        launch.before_backward + launch.outside_backward
+        launch.before_backward + launch.outside_backward - _gradients_before(other, known)
         for other, launch in enumerate(launches)
         if other == number or number in launch.open_in_backward
     ]
     return max(0, max(reached) - launches[number].before_forward)
+
+
+def _gradients_before(number: int, known: Known) -> int:
+    """Bytes of the gradients that the backwards before that of one launch have made."""
+    over = {number, *known[number][0].open_in_backward}
+    return sum(launched.entry.own for n, (launched, _) in enumerate(known) if launched.begun and n not in over)

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from memgraph.base.errors import BudgetError, PlanWarning
+from memgraph.step.joint import Launch
+from memgraph.step.launched import Launched
 from memgraph.step.outside import Outside, bytes_of_inputs
-from memgraph.step.variants import Entry
+from memgraph.step.variants import Entry, Envelope
 from tests.step.toys import KIB, World, plan
 
 # Holds little and needs much for its backward; holds much and needs less.
@@ -75,3 +77,17 @@ def test_what_is_expected_grows_with_the_inputs_and_is_never_less_than_smaller_o
 def test_parameters_are_no_inputs():
     weight = torch.nn.Parameter(torch.ones(10))
     assert bytes_of_inputs([weight, 3, torch.ones(5), torch.ones(2, dtype=torch.uint8)]) == 22
+
+
+def test_gradients_that_are_made_meanwhile_are_not_expected():
+    """Of two launches the second one's backward runs first, and leaves gradients of 70 bytes; a loss takes 30."""
+    entry, envelope = Entry(0, own=70), Envelope()
+    launched = [Launched(None, entry, [], (), name="loss 0/0", inputs=8, begun=True) for _ in range(2)]
+    launches = [
+        Launch("graph", (), 100, 170, (), (), 0, 0),
+        Launch("graph", (), 105, 105, (0,), (0,), 0, 25),
+    ]
+    launched[1].open_in_backward = (0,)
+    outside = Outside()
+    outside.learn([(each, envelope) for each in launched], launches)
+    assert outside.expected("loss 0/0", 8) == 30
