@@ -28,7 +28,8 @@ HEADS = (
 )  # fmt: skip
 NOTE = (
     "MiB, the baseline included: the most of two steps. A refused budget names the smallest that can be kept, which is "
-    "tried then. *off by*: requested by predicted, of the bytes above the baseline."
+    "tried then. *off by*: requested by predicted, of the bytes above the baseline. A baseline is predicted in the "
+    "allocator's blocks, which stand there already; what these count above what was requested is taken out."
 )
 
 
@@ -98,7 +99,7 @@ def cells(row: Result) -> list[str]:
     if "predicted" not in row:
         said = row.get("failure") or f"refused: at least {table.mib(row['minimum'])}"
         return [*start, said, *[""] * (len(HEADS) - 4)]
-    budget, off = row["budget"], row["requested"] - row["predicted"]
+    budget, off = row["budget"], row["requested"] + row["standing"] - row["predicted"]
     return [
         *start,
         *(table.mib(row[key]) for key in ("predicted", "requested", "allocated", "reserved")),
@@ -148,6 +149,7 @@ def _exact(wide: Wide, budget: int | None) -> Result:
     found = memgraph.plan(lambda ids: model(input_ids=ids, labels=ids).loss, ids, options=options, exact=True)
     if found.report is None or found.out_of_memory:
         return {"budget": budget, "failure": found.out_of_memory}
+    now = torch.cuda.memory_stats()  # the parameters stand, and what libraries have taken
     run = [phase for phase in found.phases if phase.name != "compiling"]
     return {
         "budget": budget,
@@ -155,6 +157,7 @@ def _exact(wide: Wide, budget: int | None) -> Result:
         "predicted": found.report.predicted_peak,
         "requested": max(phase.requested for phase in run),
         "allocated": max(phase.allocated for phase in run),
+        "standing": now["allocated_bytes.all.current"] - now["requested_bytes.all.current"],
         "reserved": max(phase.reserved for phase in run),
         "attempts": found.report.attempts,
         "source": str(found.report.source_of_peak),
