@@ -87,7 +87,7 @@ class Launching:
                 return self._started(dataclasses.replace(entry, sizes=largest))
             except BudgetError as error:
                 self._warn(largest, error)
-        with self._refused_beside_others():
+        with self._refused_beside_others(entry):
             return self._started(entry)
 
     def _warn(self, sizes: Sizes, error: BudgetError) -> None:
@@ -148,7 +148,7 @@ class Launching:
         if (roomy := self._for_more(entry)) != entry:
             with contextlib.suppress(BudgetError):
                 return self._planned(roomy, args, dropped)
-        with self._refused_beside_others():
+        with self._refused_beside_others(entry):
             return self._planned(entry, args, dropped)
 
     def remember_followed(self) -> None:
@@ -157,8 +157,9 @@ class Launching:
             self.followed.remember(self.meter.run.followed)
 
     @contextlib.contextmanager
-    def _refused_beside_others(self) -> Iterator[None]:
-        """A refusal remembers, and tells, of open launches that have taken all the room as if nothing came after."""
+    def _refused_beside_others(self, entry: Entry) -> Iterator[None]:
+        """A refusal tells of what is expected beside a launch, and of open ones that have taken all the room as if
+        nothing came after, which it remembers as well."""
         try:
             yield
         except BudgetError as error:
@@ -175,6 +176,11 @@ class Launching:
                 guesses.append(
                     f"Launches of this graph are counted that nobody has seen yet, as many as are open ({repeats}): if "
                     "fewer come, less is enough."
+                )
+            if entry.between:
+                guesses.append(
+                    "What runs outside of the graphs until its backward is expected to take "
+                    f"{format_size(entry.between)}, as it did with other inputs."
                 )
             if not guesses:
                 raise
@@ -204,15 +210,7 @@ class Launching:
             made = self._compiled(self._purpose(entry, args, budget=self.budget, dropped=dropped))
         except BudgetError as error:
             names = ", ".join(sorted({forecast.name for forecast in self.meter.forecasts}))
-            refused = error.since_it_was_planned(entry.grown_since(self.first_entry, names))
-            if entry.between:
-                refused = refused.with_guesses(
-                    [
-                        "What runs outside of the graphs until its backward is expected to take "
-                        f"{format_size(entry.between)}, as it did with other inputs."
-                    ]
-                )
-            raise refused from error.__cause__
+            raise error.since_it_was_planned(entry.grown_since(self.first_entry, names)) from error.__cause__
         self.sizes.append(entry.sizes)
         return made
 

@@ -98,9 +98,7 @@ class Meter:
         self._levels: dict[Situation, tuple[int, int]] = {}  # the level, and what open launches held of it
         self._launches: Counter[Situation] = Counter()
         self._forecast_for: tuple[int, int, bool] | None = None
-        self._stood: tuple[tuple[bool, ...], int] | None = (
-            None  # of two parameters whether they had none, and how many had
-        )
+        self._stood: tuple[tuple[bool, ...], int] | None = None  # whether two parameters had none; how many had one
         self._gradients: dict[int, tuple[int, int]] = {}  # by how many stand: their bytes, and those of the others
 
     def entry(self, args: Sequence[Any]) -> Entry:
