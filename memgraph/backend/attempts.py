@@ -286,7 +286,7 @@ class Attempts:
             )
         best = min(tried, key=lambda attempt: attempt.reaches) if self.options.cache else tried[-1]
         above = best.above
-        if self.job.bound.between:  # what the lowest peak holds beside what runs outside is not known
+        if self.job.bound.between and best.beside:  # what the lowest peak holds beside what runs outside is not known
             pass
         elif lowest is not None and lowest.above <= above:
             above = lowest.above

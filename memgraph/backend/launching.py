@@ -23,7 +23,7 @@ from memgraph.machine import cuda_libraries
 from memgraph.step import run
 from memgraph.step.graph import StepGraph
 from memgraph.step.meter import Arguments, Meter
-from memgraph.step.outside import bytes_of_inputs
+from memgraph.step.outside import Inputs
 from memgraph.step.ranks import SharedMeter
 from memgraph.step.returned import Dropped
 from memgraph.step.rounds import Rounds
@@ -77,7 +77,7 @@ class Launching:
         self.ends = self.meter.ends = self.followed is not None and not self.followed.known(self.meter.run.followed)
         entry = self.first_entry = self.meter.entry(self.job.inputs)
         if not self.ends and self.ranks is None:
-            entry = _rounds().outside.beside(entry, self.job.name, bytes_of_inputs(self.job.inputs))
+            entry = _rounds().outside.beside(entry, Inputs.of(self.job.name, self.job.inputs))
         told = self.job.options.largest_size
         bounds = ((compat.largest(given), told) for given in self.job.inputs if compat.is_size(given))
         self.bounds = tuple(min(filter(None, known), default=None) for known in bounds)

@@ -18,7 +18,7 @@ from memgraph.step import telling
 from memgraph.step.forecast import OptimizerForecast
 from memgraph.step.launched import Launched
 from memgraph.step.meter import Meter
-from memgraph.step.outside import bytes_of_inputs
+from memgraph.step.outside import Inputs
 from memgraph.step.recording import Moment
 from memgraph.step.returned import Dropped, Returned
 from memgraph.step.rounds import Rounds
@@ -89,7 +89,7 @@ class StepGraph:
         """Plans that it could have, and that are not compiled."""
         self.dropped: Dropped = ()
         """The outputs that the caller drops before the backward, as the last launch has shown."""
-        self._inputs: dict[Sizes, int] = {}  # bytes of its inputs
+        self._inputs: dict[Sizes, Inputs] = {}
         self._last: tuple[Launched, Dropped] | None = None  # the last launch, and what its plan took for dropped
         self._trusts = True  # whether a plan may count on what is dropped
         self._tried: set[tuple[Sizes, Dropped]] = set()  # for which a plan without dropped outputs was asked for
@@ -115,7 +115,9 @@ class StepGraph:
         self.rounds.begins(self, entry)
         launch = run.begin(self, entry)
         if not self.ends and not self.alike:
-            launch.inputs = self._inputs.get(entry.sizes) or self._inputs.setdefault(entry.sizes, bytes_of_inputs(args))
+            if entry.sizes not in self._inputs:
+                self._inputs[entry.sizes] = Inputs.of(self.name, args)
+            launch.inputs = self._inputs[entry.sizes]
         try:
             variant = self._together(args, launch) or self._alone(args, launch)
             self._use(variant)
@@ -195,7 +197,7 @@ class StepGraph:
     def _alone(self, args: Any, launch: Launched) -> Variant:
         """The plan of a launch of which nothing but its entry is known, and what others took beside such a one."""
         if launch.inputs is not None:
-            launch.entry = self.rounds.outside.beside(launch.entry, self.name, launch.inputs, self.room)
+            launch.entry = self.rounds.outside.beside(launch.entry, launch.inputs, self.room)
         entry = launch.entry
         found = self._fitting(entry)
         if found is None:

@@ -29,8 +29,8 @@ class Launched:
     """The launches that were open when it began, by their numbers in the round."""
     name: str = ""
     """Of its graph, as a user calls it."""
-    inputs: int | None = None
-    """Bytes of what it is launched with, parameters apart; None where nothing but its backward comes after it."""
+    inputs: Any = None
+    """What it is launched with (`outside.Inputs`); None where nothing but its backward comes after it."""
     device: torch.device = torch.device("cpu")
     budget: int = 0
     """Bytes that it may reach."""

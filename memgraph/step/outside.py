@@ -7,7 +7,7 @@ inputs the recorded rounds know, also where Dynamo has compiled the function ane
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,37 @@ from memgraph.step.problem import Known
 from memgraph.step.variants import Entry
 
 
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a graph is launched with."""
+
+    function: str
+    """What Dynamo compiled the graph from."""
+    parameters: tuple[tuple[int, ...], ...]
+    """Their shapes: other ones are of another model, whatever its class."""
+    bytes: int
+    """Of all but the parameters."""
+
+    @classmethod
+    def of(cls, name: str, args: Iterable[Any]) -> Inputs:
+        """name: of the graph; those of all graphs of a function begin alike, "loss 0/0", "loss 0/1"."""
+        tensors = [given for given in args if isinstance(given, torch.Tensor)]
+        parameters = [given for given in tensors if isinstance(given, torch.nn.Parameter)]
+        others = sum(compat.size_hint(given.nbytes) for given in tensors if not isinstance(given, torch.nn.Parameter))
+        shapes = tuple(tuple(map(compat.size_hint, parameter.shape)) for parameter in parameters)
+        return cls(name.rpartition("/")[0] or name, shapes, others)
+
+    @property
+    def model(self) -> tuple[Hashable, ...]:
+        """What is the same with inputs of any size."""
+        return self.function, self.parameters
+
+
 class Outside:
-    """What rounds have shown, by the function that a graph was compiled from, and the bytes of a launch's inputs."""
+    """What rounds have shown, by the model and the bytes of a launch's inputs."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[int, int]] = {}
+        self._seen: dict[Hashable, dict[int, int]] = {}
 
     def learn(self, known: Known, launches: Sequence[Launch]) -> None:
         """Remember what others have reached while each launch was open.
@@ -30,43 +56,32 @@ class Outside:
         known, launches: of a round that was recorded; no plans are needed of these.
         """
         for number, (launched, _) in enumerate(known):
-            if launched.inputs is not None:
-                seen = self._seen.setdefault(_function(launched.name), {})
-                seen[launched.inputs] = max(seen.get(launched.inputs, 0), _between(number, known, launches))
+            if (inputs := launched.inputs) is not None:
+                seen = self._seen.setdefault(inputs.model, {})
+                seen[inputs.bytes] = max(seen.get(inputs.bytes, 0), _between(number, known, launches))
 
-    def beside(self, entry: Entry, name: str, inputs: int, room: int | None = None) -> Entry:
+    def beside(self, entry: Entry, inputs: Inputs, room: int | None = None) -> Entry:
         """The entry of a launch with what others are expected to reach before its backward.
 
-        name: of its graph.  inputs: bytes.  room: bytes that it may reach: where others alone pass it no plan can help,
-        and nothing is expected (what they reach is warned of).
+        room: bytes that it may reach: where others alone pass it no plan can help, and nothing is expected (what they
+        reach is warned of).
         """
-        between = self.expected(name, inputs)
+        between = self.expected(inputs)
         if room is not None and entry.lasting + between > room:
             between = 0
         return dataclasses.replace(entry, between=between) if between else entry
 
-    def expected(self, name: str, inputs: int) -> int:
+    def expected(self, inputs: Inputs) -> int:
         """Bytes that others reach between a forward and its backward, above the level of its entry and what it holds.
 
         Of inputs within others that are known as those have shown; of larger ones in proportion to their bytes. 0 where
         nothing is known.
         """
-        seen = self._seen.get(_function(name), {})
-        within = [size for size in seen if size >= inputs]
+        seen = self._seen.get(inputs.model, {})
+        within = [size for size in seen if size >= inputs.bytes]
         if within:
             return seen[min(within)]
-        return max((reached * inputs // max(1, size) for size, reached in seen.items()), default=0)
-
-
-def bytes_of_inputs(args: Iterable[Any]) -> int:
-    """Bytes of what a graph is launched with, parameters apart."""
-    tensors = [given for given in args if isinstance(given, torch.Tensor) and not isinstance(given, torch.nn.Parameter)]
-    return sum(compat.size_hint(tensor.nbytes) for tensor in tensors)
-
-
-def _function(name: str) -> str:
-    """What Dynamo compiled a graph from: the names of all graphs of it begin so, "loss 0/0", "loss 0/1"."""
-    return name.rpartition("/")[0] or name
+        return max((reached * inputs.bytes // max(1, size) for size, reached in seen.items()), default=0)
 
 
 def _between(number: int, known: Known, launches: Sequence[Launch]) -> int:

@@ -6,7 +6,7 @@ import torch
 from memgraph.base.errors import BudgetError, PlanWarning
 from memgraph.step.joint import Launch
 from memgraph.step.launched import Launched
-from memgraph.step.outside import Outside, bytes_of_inputs
+from memgraph.step.outside import Inputs, Outside
 from memgraph.step.variants import Entry, Envelope
 from tests.step.toys import KIB, World, plan
 
@@ -65,24 +65,32 @@ def test_what_no_plan_can_help_is_no_reason_to_refuse():
 
 def test_what_is_expected_grows_with_the_inputs_and_is_never_less_than_smaller_ones_took():
     outside = Outside()
-    assert outside.expected("loss 0/0", 10) == 0
-    outside._seen["loss 0"] = {100: 50, 200: 60}
-    assert [outside.expected("loss 0/7", inputs) for inputs in (10, 100, 150, 200, 400)] == [50, 50, 60, 60, 200]
-    assert outside.expected("loss 1/0", 100) == 0
+
+    def expected(size, function="loss 0"):
+        return outside.expected(Inputs(function, (), size))
+
+    assert expected(10) == 0
+    outside._seen[Inputs("loss 0", (), 0).model] = {100: 50, 200: 60}
+    assert list(map(expected, (10, 100, 150, 200, 400))) == [50, 50, 60, 60, 200]
+    assert expected(100, "loss 1") == 0
     entry = Entry(1000)
-    assert outside.beside(entry, "loss 0/7", 100).between == 50
-    assert outside.beside(entry, "loss 0/7", 100, room=1049).between == 0
+    assert outside.beside(entry, Inputs("loss 0", (), 100)).between == 50
+    assert outside.beside(entry, Inputs("loss 0", (), 100), room=1049).between == 0
 
 
-def test_parameters_are_no_inputs():
-    weight = torch.nn.Parameter(torch.ones(10))
-    assert bytes_of_inputs([weight, 3, torch.ones(5), torch.ones(2, dtype=torch.uint8)]) == 22
+def test_parameters_tell_models_apart_and_are_no_inputs():
+    weight = torch.nn.Parameter(torch.ones(2, 5))
+    found = Inputs.of("loss 0/7", [weight, 3, torch.ones(5), torch.ones(2, dtype=torch.uint8)])
+    assert found == Inputs("loss 0", ((2, 5),), 22)
+    assert found.model == Inputs.of("loss 0/8", [weight]).model != Inputs.of("loss 0/8", [weight.detach()]).model
 
 
 def test_gradients_that_are_made_meanwhile_are_not_expected():
     """Of two launches the second one's backward runs first, and leaves gradients of 70 bytes; a loss takes 30."""
     entry, envelope = Entry(0, own=70), Envelope()
-    launched = [Launched(None, entry, [], (), name="loss 0/0", inputs=8, begun=True) for _ in range(2)]
+    launched = [
+        Launched(None, entry, [], (), name="loss 0/0", inputs=Inputs("loss 0", (), 8), begun=True) for _ in range(2)
+    ]
     launches = [
         Launch("graph", (), 100, 170, (), (), 0, 0),
         Launch("graph", (), 105, 105, (0,), (0,), 0, 25),
@@ -90,4 +98,4 @@ def test_gradients_that_are_made_meanwhile_are_not_expected():
     launched[1].open_in_backward = (0,)
     outside = Outside()
     outside.learn([(each, envelope) for each in launched], launches)
-    assert outside.expected("loss 0/0", 8) == 30
+    assert outside.expected(Inputs("loss 0", (), 8)) == 30
