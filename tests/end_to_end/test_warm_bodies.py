@@ -18,7 +18,8 @@ def after_a_step() -> tuple[float, int, int]:
     torch.manual_seed(0)
     module = Composed(sinks=True).to(DTYPE)
     x = torch.randn(2, LENGTH, WIDTH, dtype=DTYPE)
-    loss_of = torch.compile(module, backend="memgraph", options={"tile": {"attention": 4}})
+    options = {"budget": "1GiB", "tile": {"attention": 4}}  # "auto" would go by what other processes leave free
+    loss_of = torch.compile(module, backend="memgraph", options=options)
     loss_of(x).backward()
     total = sum(float(parameter.grad.sum()) for parameter in module.parameters())
     module.zero_grad()
