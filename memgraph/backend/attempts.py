@@ -286,11 +286,11 @@ class Attempts:
             )
         best = min(tried, key=lambda attempt: attempt.reaches) if self.options.cache else tried[-1]
         above = best.above
-        if self.job.bound.between and best.beside:  # what the lowest peak holds beside what runs outside is not known
-            pass
-        elif lowest is not None and lowest.above <= above:
+        # What another plan holds beside what runs outside is not known, where that decides.
+        by_peak = not (self.job.bound.between and best.beside)
+        if by_peak and lowest is not None and lowest.above <= above:
             above = lowest.above
-        elif wanted.bytes is not None:
+        elif by_peak and wanted.bytes is not None:
             record_of_lowest(self.job).write(Lowest(best.bound, above))
         held = self.job.outside + wanted.reserve
         limit = self._limit(wanted, best.planned)
