@@ -144,8 +144,9 @@ class HostPool:
             slot = self._take(layout.nbytes, settings.cap)
         except OffloadError as error:
             raise OffloadError(error.reason, value=name, tier="host") from error
-        value = OffloadedValue(name, "host", "", layout, slot, verify=settings.verify, blocks=0)
-        return _Out(value, tensor, self)
+        stored = self.bytes(slot, layout.nbytes)
+        value = OffloadedValue(name, "host", "", layout, slot, stored=stored, verify=settings.verify, blocks=0)
+        return _Out(value, tensor, stored, self)
 
     def empty(self, value: OffloadedValue, layout: Layout) -> torch.Tensor:
         """An uninitialised tensor on the device, for a value that comes back."""
@@ -155,7 +156,8 @@ class HostPool:
         """A copy of a value back to `tensor`, not yet begun. Raises OffloadError in a forked child."""
         if self._process != os.getpid():  # the parent may have given the bytes to another value by now
             raise value.error("it was offloaded by another process, which has forked this one: values stay there")
-        return _Back(value, tensor, self)
+        assert value.stored is not None  # `offload` has said where
+        return _Back(value, tensor, value.stored, self)
 
     def bytes(self, slot: Slot, size: int) -> torch.Tensor:
         """The first `size` bytes of a slot, without a copy."""
@@ -219,10 +221,9 @@ class HostPool:
 class _Copy(PendingCopy):
     event: Any = None
 
-    def __init__(self, value: OffloadedValue, tensor: torch.Tensor, pool: HostPool):
+    def __init__(self, value: OffloadedValue, tensor: torch.Tensor, stored: torch.Tensor, pool: HostPool):
         super().__init__(value, tensor)
-        self.pool = pool
-        self.stored = pool.bytes(value.slot, value.layout.nbytes)
+        self.stored, self.pool = stored, pool
 
     def wait(self) -> None:
         streams.wait(self.device, self.event)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from memgraph.runtime import streams
-from memgraph.runtime.layout import bytes_of
 from memgraph.runtime.value import OffloadedValue
 
 
@@ -17,9 +16,10 @@ class PendingCopy:
     """
 
     def __init__(self, value: OffloadedValue, tensor: torch.Tensor):
+        """`tensor` lies as the value did when it left; its device may be another one."""
         self.value = value
         self.device = tensor.device
-        self.on_device: torch.Tensor | None = bytes_of(tensor)
+        self.on_device: torch.Tensor | None = value.layout.bytes_of(tensor)
         self.ready = streams.mark(tensor.device)  # the bytes, or the memory for them, are there from here on
         self.lanes = streams.lanes(tensor.device)
         self.cancelled = False

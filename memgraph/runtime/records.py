@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 
@@ -10,7 +11,7 @@ import torch
 
 from memgraph.base.errors import OffloadError
 from memgraph.runtime import sanitizer
-from memgraph.runtime.layout import Layout, bytes_of
+from memgraph.runtime.layout import Layout
 from memgraph.runtime.pending_copy import PendingCopy
 from memgraph.runtime.process import Tier, host_pool, scratch_file
 from memgraph.runtime.settings import Settings
@@ -54,14 +55,24 @@ class Record:
         return early
 
 
-class Offload:
+class Begun:
+    """A copy that was begun, and is given up when this object dies before its finish."""
+
+    copy: PendingCopy
+    _ending = staticmethod(sys.is_finalizing)  # globals may be gone by then
+
+    def __del__(self) -> None:
+        if not self._ending() and hasattr(self, "copy"):  # a refused one has none
+            self.copy.cancel()
+
+
+class Offload(Begun):
     """A value between offload_start and offload_finish. Dropping it before the finish cancels the copy."""
 
     def __init__(self, name: str, tensor: torch.Tensor, tier_name: str, settings: Settings):
         self.tier = tier_of(tier_name, tensor.device, settings)
         self.settings = settings
-        self.copy: PendingCopy = self.tier.offload(name, tensor, settings)
-        weakref.finalize(self, self.copy.cancel).atexit = False
+        self.copy = self.tier.offload(name, tensor, settings)
         if not sanitizer.active():
             self.copy.start()
 
@@ -72,7 +83,7 @@ class Offload:
         return record
 
 
-class Reload:
+class Reload(Begun):
     """A value between reload_start and reload_finish. `tensor` is its destination. Dropping it cancels the copy."""
 
     def __init__(self, record: Record, layout: Layout):
@@ -80,9 +91,8 @@ class Reload:
         self.tensor = record.tier.empty(record.value, layout)
         late = sanitizer.active()
         if late:
-            bytes_of(self.tensor).fill_(sanitizer.POISON)
-        self.copy: PendingCopy = record.tier.reload(record.value, self.tensor)
-        weakref.finalize(self, self.copy.cancel).atexit = False
+            layout.bytes_of(self.tensor).fill_(sanitizer.POISON)
+        self.copy = record.tier.reload(record.value, self.tensor)
         if not late:
             self.copy.start()
 
@@ -177,7 +187,10 @@ _lock = threading.Lock()
 def history(device: torch.device) -> History:
     """The history of `device`."""
     with _lock:
-        return _histories.setdefault(device, History())
+        found = _histories.get(device)
+        if found is None:
+            found = _histories[device] = History()
+        return found
 
 
 def _in_a_child() -> None:

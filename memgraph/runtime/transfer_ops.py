@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import torch
 
 from memgraph.base.errors import OffloadError
-from memgraph.runtime.layout import Layout
 from memgraph.runtime.records import Offload, Record, Reload, reload
 from memgraph.runtime.settings import Settings
 from memgraph.runtime.tickets import content, ticket
@@ -52,7 +51,8 @@ def reload_start(
     tier: str,
 ) -> torch.Tensor:
     _refuse_capture(device, "", tier)
-    return ticket(reload(content(held, Record), Layout.given(size, stride, dtype, device)))
+    record = content(held, Record)
+    return ticket(reload(record, record.value.layout.or_given(size, stride, dtype, device)))
 
 
 def reload_finish(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import zlib
 
+import torch
+
 from memgraph.base.errors import OffloadError
 from memgraph.runtime.layout import Layout
 from memgraph.runtime.slots import Slot
@@ -31,6 +33,9 @@ class Latch:
         self._open.wait()
 
 
+_OPEN = Latch(0)
+
+
 class OffloadedValue:
     """The bytes of one offloaded tensor in a tier. Its slot goes back when the last holder drops this object.
 
@@ -39,6 +44,7 @@ class OffloadedValue:
         tier: "host" or "nvme".
         path: the scratch folder, "" for the host tier.
         slot: where the bytes lie; they begin `shift` bytes into it.
+        stored: the bytes themselves (uint8), where the tier is memory.
         checksums: crc32 of each block, where they are kept.
         written: opens when all bytes are in the tier, or failed to get there.
         gpudirect: whether its whole pages move past the memory of the host.
@@ -52,15 +58,16 @@ class OffloadedValue:
         layout: Layout,
         slot: Slot,
         *,
+        stored: torch.Tensor | None = None,
         verify: bool,
         blocks: int,
         shift: int = 0,
         gpudirect: bool = False,
     ):
         self.name, self.tier, self.path, self.layout, self.slot, self.verify = name, tier, path, layout, slot, verify
-        self.shift, self.gpudirect = shift, gpudirect
+        self.stored, self.shift, self.gpudirect = stored, shift, gpudirect
         self.checksums: dict[int, int] = {}
-        self.written = Latch(blocks)
+        self.written = Latch(blocks) if blocks else _OPEN
         self._failure: tuple[str, BaseException | None] | None = None
 
     def fail(self, reason: str, cause: BaseException | None = None) -> None:

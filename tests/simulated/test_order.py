@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import tempfile
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,6 +20,7 @@ from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.runtime import host, nvme, staging, streams
 from memgraph.runtime.process import scratch_file
+from memgraph.runtime.slots import Slots
 from memgraph.runtime.space import Calls
 from tests.simulated.forked import on_the_device
 from tests.support.happens_before import Touches, note, races
@@ -134,8 +136,13 @@ def _address(data: memoryview) -> str:
 
 
 def never_done():
-    """A device that is never done says "not yet": then only events order what is used again."""
-    return mock.patch.object(torch.cuda.Event, "query", lambda _: False)
+    """No copy is known to be done: then only events order what is used again."""
+
+    def pending(self: Slots) -> list[Any]:
+        self.settle()
+        return list(self.events)
+
+    return mock.patch.object(Slots, "pending", pending)
 
 
 TAKEN_OUT = {
