@@ -16,7 +16,7 @@ from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import seconds
 from memgraph.facts.liveness import Program, sweep, written
 from memgraph.facts.operators import qualified_name
-from memgraph.facts.values import HEAVY, Value, fused_seconds, kind_of, owned_bytes, root
+from memgraph.facts.values import HEAVY, Value, fused_seconds, kind_of, owned_bytes, read_elsewhere, root
 from memgraph.machine.hardware import Hardware
 
 
@@ -55,6 +55,7 @@ class NodeReader:
             seconds=cost.seconds,
             region=0,
             savable=False,
+            elsewhere=read_elsewhere(node),
             heavy=on_cpu and qualified_name(node.target) in HEAVY,
             scratch=cost.scratch,
         )

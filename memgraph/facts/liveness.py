@@ -3,8 +3,8 @@
 Two models of the same program. `fused=False` is the FX interpreter, exactly: every operator allocates its output
 and a storage is freed after its last use. `fused=True` estimates Inductor: a pointwise value that only fused
 operators read is not materialised unless it is costly to inline, its readers read its inputs instead; an output may
-take the place of an input of its size that dies at the same kernel. Measured against Inductor's own wrapper in
-docs/decisions/0002.
+take the place of an input of its size that dies at the same kernel and of which the kernel reads only the entry that it
+writes. Measured against Inductor's own wrapper in docs/decisions/0002.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sweep:
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     """Add up what is allocated while a program runs.  fused: which of the two models (see above)."""
     storage_of = _storages(values, program)
-    births, last, size = (_allocated if fused else _interpreted)(values, program, storage_of)
+    births, last, size, elsewhere = (_allocated if fused else _interpreted)(values, program, storage_of)
     copied = {}
     for slot, step in program.until:
         if step >= last.get(storage_of[slot], -1):
@@ -80,7 +80,7 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     kept = {storage_of[slot] for slot in program.outputs}
     kept.update(storage_of[slot] for slot in range(program.inputs) if slot not in program.owned)  # the caller's
     deaths = {s: at for s, at in last.items() if s not in kept and s in births}
-    usage, in_place = _usage(values, program, births, deaths, size, fused, copied)
+    usage, in_place = _usage(values, program, births, deaths, size, fused, copied, elsewhere)
     return Sweep(tuple(storage_of), size, births, deaths, usage, in_place)
 
 
@@ -107,7 +107,9 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
     return slot
 
 
-Allocated = tuple[dict[int, int], dict[int, int], dict[int, int]]
+Elsewhere = dict[int, set[int]]
+"""By slot, the storages of which its kernel reads other entries than the one that it writes: it cannot replace them."""
+Allocated = tuple[dict[int, int], dict[int, int], dict[int, int], Elsewhere]
 """By storage: the slot at which it is born, the last slot that touches it, its size. Storages come as they are born."""
 
 
@@ -117,13 +119,13 @@ def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int
     last: dict[int, int] = {}
     size: dict[int, int] = {}
     for slot, storage in enumerate(storage_of):
-        if storage == slot and _born(values, program, slot, (births, last, size)):
+        if storage == slot and _born(values, program, slot, births, last, size):
             continue
         if slot >= program.inputs and slot not in program.loads:
             last[storage] = slot
             for read in program.reads[slot]:  # slots only grow: the last to touch a storage is the one that frees it
                 last[storage_of[read]] = slot
-    return births, last, size
+    return births, last, size, {}
 
 
 def _allocated(values: Sequence[Value], program: Program, storage_of: list[int]) -> Allocated:
@@ -133,18 +135,25 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
     births: dict[int, int] = {}
     last: dict[int, int] = {}
     size: dict[int, int] = {}
-    found = births, last, size
+    elsewhere: Elsewhere = {}
+    inlined: Elsewhere = {}  # the same of slots that are inlined
     heavy = [False] * len(kinds)  # whether a heavy function is inlined into the slot
     through: list[int | frozenset[int]] = list(storage_of)  # the storage, or storages, that a reader of the slot reads
     for slot in range(program.inputs):
         if storage_of[slot] == slot:
-            _born(values, program, slot, found)
+            _born(values, program, slot, births, last, size)
     for slot in range(program.inputs, len(kinds)):
         sources, kind, storage = program.reads[slot], kinds[slot], storage_of[slot]
         if not sources and slot in program.loads:
-            _born(values, program, slot, found)
+            _born(values, program, slot, births, last, size)
             continue
-        heavy[slot] = values[program.values[slot]].heavy or any([heavy[read] for read in sources])
+        value = values[program.values[slot]]
+        heavy[slot] = value.heavy or any([heavy[read] for read in sources])
+        moved: set[int] = set()
+        if inlined:
+            moved.update(*[inlined[read] for read in sources if read in inlined])
+        if value.elsewhere:
+            moved.update(_each([through[sources[place]] for place in value.elsewhere]))
         if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
             through[slot] = through[sources[0]] if len(sources) == 1 else _together([through[read] for read in sources])
         elif not wanted[slot] and kind not in BUFFERS:
@@ -152,8 +161,12 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
             many = isinstance(reads, frozenset) and len(reads) > MOST_INLINED_READS
             if readers[slot] < 2 or not (heavy[slot] or many):
                 through[slot] = reads
+                if moved:
+                    inlined[slot] = moved
                 continue
-        if storage == slot and _born(values, program, slot, found):
+        if moved:
+            (inlined if kind == "view" else elsewhere)[slot] = moved
+        if storage == slot and _born(values, program, slot, births, last, size):
             heavy[slot] = heavy[slot] and kind == "view"
             continue
         if kind != "view":
@@ -164,15 +177,21 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
                     last[reads] = slot
                 else:
                     last.update(dict.fromkeys(reads, slot))
-    return births, last, size
+    return births, last, size, elsewhere
 
 
-def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated) -> bool:
+def _born(
+    values: Sequence[Value],
+    program: Program,
+    slot: int,
+    births: dict[int, int],
+    last: dict[int, int],
+    size: dict[int, int],
+) -> bool:
     """Add a storage.  Returns whether it is an output of an operator with several, which has allocated it.
 
     The recompute pass takes the tuple apart right where it is made.
     """
-    births, last, size = found
     value, reads = program.values[slot], program.reads[slot]
     births[slot] = last[slot] = slot
     # A saved view keeps all of what it views alive.
@@ -185,14 +204,20 @@ def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated
     return False
 
 
-def _together(parts: Sequence[int | frozenset[int]]) -> int | frozenset[int]:
-    """The storages of all parts; itself where it is a single one."""
+def _each(parts: Sequence[int | frozenset[int]]) -> set[int]:
+    """The storages of all parts."""
     found: set[int] = set()
     for part in parts:
         if isinstance(part, int):
             found.add(part)
         else:
             found |= part
+    return found
+
+
+def _together(parts: Sequence[int | frozenset[int]]) -> int | frozenset[int]:
+    """The storages of all parts; itself where it is a single one."""
+    found = _each(parts)
     return found.pop() if len(found) == 1 else frozenset(found)
 
 
@@ -220,6 +245,7 @@ def _usage(
     size: dict[int, int],
     fused: bool,
     copied: Mapping[int, int],
+    elsewhere: Elsewhere,
 ) -> tuple[tuple[int, ...], dict[int, int]]:
     dying: dict[int, list[int]] = {}
     for storage, at in deaths.items():
@@ -236,7 +262,12 @@ def _usage(
         if slot in born and slot >= program.inputs:
             now = total = total + born[slot]
             if slot in dying and fused and facts.kind in ("pointwise", "reduction"):
-                alike = (s for s in dying[slot] if s != slot and size[s] == size[slot] and s not in copied)
+                barred = elsewhere.get(slot, NOTHING)
+                alike = (
+                    s
+                    for s in dying[slot]
+                    if s != slot and size[s] == size[slot] and s not in copied and s not in barred
+                )
                 if (taken := next(alike, None)) is not None:
                     in_place[slot] = taken
                     now -= size[slot]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -17,13 +18,13 @@ from tests.support.facts import chain
 from tests.support.graphs import capture
 from tests.support.programs import Op, Program
 
-# Found by benchmarks of all plans: its value born first takes longer to copy than the one that is born later.
+# Found by a search of random programs: its value born first costs more to copy than one that is born later.
 LATE = Program(
     ops=(
-        Op("float64", 2, 2), Op("float64", 4, 4), Op("add", 2, 4), Op("sigmoid", 2, 4), Op("project", 3, 0),
-        Op("bfloat16", 4, 2), Op("gelu", 0, 2), Op("gate", 4, 0),
+        Op("attention", 0, 0), Op("linear", 3, 0), Op("attention", 0, 0), Op("attention", 0, 0), Op("linear", 0, 3),
+        Op("relu_", 4, 3), Op("matmul", 3, 3), Op("float64", 4, 3), Op("add", 4, 3), Op("track", 4, 0),
     ),
-    outputs=(0,), batch=8, size=2, seed=0,
+    outputs=(0,), batch=1, size=2, seed=0,
 )  # fmt: skip
 
 
@@ -31,8 +32,11 @@ def test_a_value_that_is_born_late_may_leave_alone():
     facts = capture(LATE).facts
     planner = Planner(facts, offload=Tiers((Tier("host", 2e8, 2e8),)))
     best = planner.best(planner.stock.peak - 1)
-    assert best is not None and best.seconds == 0
-    assert [facts.values[move.value].name for move in best.moves] == ["sigmoid_1"]
+    assert best is not None
+    assert [facts.values[move.value].name for move in best.moves] == ["getitem_3"]
+    with mock.patch.object(Offloader, "_alone", lambda *_: None):
+        others = planner.best(planner.stock.peak - 1)
+    assert others is not None and best.seconds < others.seconds
 
 
 @pytest.mark.parametrize("rate", [1e12, 1e9, 1e8])

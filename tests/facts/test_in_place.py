@@ -1,0 +1,73 @@
+"""An output takes the place of an input only where its kernel reads the entry that it writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memgraph
+from memgraph.planner.candidates import Candidates
+from tests.support.graphs import capture_module
+
+
+class Gated(nn.Module):
+    """The gradients of both halves are put together into a tensor as large as what was split, which dies there."""
+
+    def __init__(self, size: int = 8) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(size, 8 * size, bias=False), nn.Linear(4 * size, size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        gate, up = self.up(x).chunk(2, -1)
+        return (self.down(nn.functional.silu(gate) * up),)
+
+
+class Flipped(nn.Module):
+    """A fused chain reads a product at the entry that it writes and at another one."""
+
+    def __init__(self, flipped: bool) -> None:
+        super().__init__()
+        self.flipped, self.first, self.last = flipped, nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        y = self.first(x)
+        return (self.last(y + torch.cat([y[:, 4:], y[:, :4]], -1) if self.flipped else y + 1),)
+
+
+def in_place(module: nn.Module) -> list[tuple[str, str]]:
+    """The outputs that take the place of another value in the forward or the backward, by Inductor's own choice."""
+    facts = capture_module(module, (torch.randn(128, 8),)).facts
+    stock = Candidates(facts).stock
+    sides = ((stock.schedule.forward, stock.forward), (stock.schedule.backward, stock.backward))
+    return [
+        (facts.values[program.values[slot]].name, facts.values[program.values[taken]].name)
+        for program, sweep in sides
+        for slot, taken in sweep.in_place.items()
+    ]
+
+
+def test_parts_that_are_put_together_are_not_written_over_what_they_are_made_of():
+    assert in_place(Gated()) == []
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_what_is_read_at_another_place_is_read_to_its_end(flipped):
+    assert in_place(Flipped(flipped)) == ([] if flipped else [("add", "mm")])
+
+
+@pytest.mark.inductor
+def test_no_more_is_allocated_than_the_sweep_says():
+    torch.manual_seed(0)
+    blocks, x = [Gated(64) for _ in range(3)], torch.randn(512, 64)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        for block in blocks:
+            x = x + block(x)[0]
+        return x.square().mean()
+
+    swept = memgraph.plan(loss, x, options={"budget": None})
+    torch.compile(loss, backend="memgraph", options={"budget": None, "cache": False})(x).backward()
+    read = memgraph.report()
+    assert read.source_of_peak == "inductor wrapper"
+    assert read.predicted_peak - read.baseline <= swept.predicted_peak - swept.baseline
