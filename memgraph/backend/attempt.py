@@ -11,6 +11,9 @@ from memgraph.backend.joint_graph import SPARE, Planned
 from memgraph.backend.records import Accepted, Lowest
 from memgraph.reporting.report import Report
 
+# Where lowering misses the sweep of the plan with the lowest peak by more than this share, another one is tried, too.
+MISSED = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
@@ -61,7 +64,7 @@ class Next:
             # they are, as the last attempt has it.
             return dataclasses.replace(self, bound=dataclasses.replace(self.bound, bodies=False))
         if self.bound.last or planner_knows_nothing_smaller:
-            return None if self.resort is None else Next(self.resort)
+            return self._near(missed) if self.resort is None else Next(self.resort)
         if (
             missed.planned.plain and not self.bound.others
         ):  # now its peak is known; by the sweep it would be chosen again
@@ -71,6 +74,12 @@ class Next:
         margin = limit - (target if self.bound.others else int(target / (1 - SPARE)))
         bound = dataclasses.replace(self.bound, margin=max(margin, self.bound.margin + 1))
         return dataclasses.replace(self, bound=bound)
+
+    def _near(self, lowest: Attempt) -> Next | None:
+        """The bound after the lowest peak there is: a plan near it, where lowering missed the sweep by much."""
+        if self.bound.near or self.bound.others or lowest.reaches <= lowest.planned_for * (1 + MISSED):
+            return None
+        return Next(dataclasses.replace(self.bound, last=True, near=True))
 
 
 def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None, limit: int | None) -> Next:

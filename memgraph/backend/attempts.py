@@ -107,7 +107,7 @@ class Attempts:
         step: Next | None = first_attempt(wanted, kept, lowest, self._limit(wanted))
         tried: list[Attempt] = []
         fitting: list[tuple[Attempt, Lowered]] = []  # alone, and not with all that is sure to come beside it
-        while step is not None and len(tried) < ATTEMPTS:
+        while step is not None and (len(tried) < ATTEMPTS or step.bound.near):
             if len(tried) == ATTEMPTS - 1:
                 step = step.final()
             lowered = self._lowered(step.bound, kept)
@@ -277,14 +277,16 @@ class Attempts:
     def _error(self, wanted: Bound, tried: list[Attempt], lowest: Lowest | None) -> Exception:
         """The error of a budget that no attempt kept. It names the lowest peak seen, whose bound the plan store keeps.
 
-        Without a plan store it names the peak of the last attempt: every smaller budget ends in that one, too, while a
-        plan in between might not be found again. A GraphError where no plan lowers the peak and the budget is a share.
+        Without a plan store it names the peak of the last attempt, or of the lowest and the one near it: every smaller
+        budget ends in these, too, while a plan in between might not be found again. A GraphError where no plan lowers
+        the peak and the budget is a share.
         """
         if self._saves_nothing(tried) and not self.options.strict:
             return GraphError(
                 "no plan of this graph has a lower peak than Inductor's own partition, so no share of that can be kept"
             )
-        best = min(tried, key=lambda attempt: attempt.reaches) if self.options.cache else tried[-1]
+        ends = tried if self.options.cache else tried[-2 if tried[-1].bound.near else -1 :]
+        best = min(ends, key=lambda attempt: attempt.reaches)
         above = best.above
         # What another plan holds beside what runs outside is not known, where that decides.
         by_peak = not (self.job.bound.between and best.beside)

@@ -18,6 +18,9 @@ AUTO_MARGIN = 0.05
 # On the CPU the tensors that only C++ holds are not counted. Seen: 5 KiB in a run of 200 lengths, 12 KiB with TRL.
 UNSEEN = 32 * 1024
 
+# A plan is near the lowest peak where its own, by the sweep, is at most by this share above it.
+NEAR = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
@@ -33,6 +36,9 @@ class Bound:
     """Bytes by which the next plan stays below the bound, since an earlier plan came out larger than its sweep."""
     last: bool = False
     """Whether to take the plan with the lowest peak, whatever the bound."""
+    near: bool = False
+    """With `last`: of plans whose peak by the sweep is nearly the lowest, the fastest. Another one, since lowering has
+    missed the sweep of the lowest by much."""
     bodies: bool = True
     """Whether equal layers may become bodies by themselves; not where each plan with bodies came out too large."""
     unplanned: int | None = None

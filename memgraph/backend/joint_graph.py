@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from memgraph import passes
-from memgraph.backend.budget import Bound
+from memgraph.backend.budget import NEAR, Bound
 from memgraph.backend.cuts import Cut, Cuts
 from memgraph.backend.destinations import settings
 from memgraph.backend.options import Options
@@ -237,7 +237,8 @@ class Planning:
         """The candidate of a variant with which a step reaches least."""
         if self.bound.others:
             return variant.planner.lightest(self.bound.others, self.bound.beside, 0)
-        return variant.planner.smallest()
+        lowest = variant.planner.smallest()
+        return variant.planner.best(int(lowest.peak * (1 + NEAR))) or lowest if self.bound.near else lowest
 
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:
         """The fastest plan that fits, with tiles or without, else that which reaches least; or the given plan."""

@@ -42,6 +42,18 @@ def test_nothing_smaller_is_known():
     assert Next(Bound(bytes=1000, last=True), resort).after(missed(990, 1002, plain=False), 1000) == Next(resort)
 
 
+def test_where_the_sweep_of_the_lowest_is_missed_by_much_another_one_is_tried():
+    """The planner knows nothing smaller, but lowering may have made a plan near it so."""
+    first = Next(Bound(bytes=1000, margin=100))
+    after = first.after(missed(990, 1100, plain=False), 1000)
+    assert after == Next(Bound(bytes=1000, margin=100, last=True, near=True))
+    assert after.after(missed(1030, 1200, plain=False), 1000) is None
+    resort = Bound(bytes=1000, margin=500)
+    assert Next(first.bound, resort).after(missed(990, 1100, plain=False), 1000) == Next(resort)
+    among = Bound(bytes=1000, margin=100, others=1)
+    assert Next(among).after(missed(990, 1100, plain=False), 1000) is None
+
+
 def test_without_bodies_there_may_be_room():
     """The planner knows nothing smaller, and equal layers became bodies by themselves: they are left as they are."""
     resort = Bound(bytes=1000, margin=500)

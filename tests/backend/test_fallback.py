@@ -283,6 +283,27 @@ def test_the_minimum_is_the_lowest_peak_seen_and_can_be_reached(grown, tmp_path,
     assert memgraph.report().budget == error.minimum - grown
 
 
+class Misread(Attempts):
+    """As if Inductor allocated much more than the sweep says, but for the plan near the lowest peak."""
+
+    def attempt(self, lowered, wanted, key, number):
+        found = super().attempt(lowered, wanted, key, number)
+        return found if lowered.partitioner.bound.near else dataclasses.replace(found, above=found.above * 6 // 5)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_minimum_is_that_of_a_plan_near_the_lowest_peak(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMGRAPH_CACHE", str(tmp_path))
+    with pytest.raises(BudgetError) as lowest:
+        gradients(compiled(budget=allocated_bytes() + 1, cache=False))
+    with pytest.raises(BudgetError) as caught:
+        gradients(compiled(Misread, budget=allocated_bytes() + 1, cache=cache))
+    taken = lowest.value.minimum - lowest.value.baseline
+    assert caught.value.minimum - caught.value.baseline < 1.1 * taken
+    assert_right(compiled(Misread, budget=caught.value.minimum, cache=cache))
+    assert memgraph.report().budget == caught.value.minimum
+
+
 def test_a_graph_on_several_gpus_is_not_planned():
     from memgraph.backend.compilation import refuse_several_gpus
 
