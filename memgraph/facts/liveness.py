@@ -10,7 +10,7 @@ writes. Measured against Inductor's own wrapper in docs/decisions/0002.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from memgraph.facts.values import Value
 
@@ -107,7 +107,7 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
     return slot
 
 
-Elsewhere = dict[int, set[int]]
+Elsewhere = dict[int, Set[int]]
 """By slot, the storages of which its kernel reads other entries than the one that it writes: it cannot replace them."""
 Allocated = tuple[dict[int, int], dict[int, int], dict[int, int], Elsewhere]
 """By storage: the slot at which it is born, the last slot that touches it, its size. Storages come as they are born."""
@@ -149,11 +149,10 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
             continue
         value = values[program.values[slot]]
         heavy[slot] = value.heavy or any([heavy[read] for read in sources])
-        moved: set[int] = set()
-        if inlined:
-            moved.update(*[inlined[read] for read in sources if read in inlined])
+        parts = [inlined[read] for read in sources if read in inlined] if inlined else []
         if value.elsewhere:
-            moved.update(_each([through[sources[place]] for place in value.elsewhere]))
+            parts.append(_each([through[sources[place]] for place in value.elsewhere]))
+        moved = parts[0] if len(parts) == 1 else NOTHING.union(*parts)
         if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
             through[slot] = through[sources[0]] if len(sources) == 1 else _together([through[read] for read in sources])
         elif not wanted[slot] and kind not in BUFFERS:
