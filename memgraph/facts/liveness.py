@@ -72,7 +72,7 @@ class Sweep:
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     """Add up what is allocated while a program runs.  fused: which of the two models (see above)."""
     storage_of = _storages(values, program)
-    births, last, size, elsewhere = (_allocated if fused else _interpreted)(values, program, storage_of)
+    (births, last, size), elsewhere = (_allocated if fused else _interpreted)(values, program, storage_of)
     copied = {}
     for slot, step in program.until:
         if step >= last.get(storage_of[slot], -1):
@@ -107,45 +107,46 @@ def _viewed(values: Sequence[Value], program: Program, slot: int, owner: list[in
     return slot
 
 
+Allocated = tuple[dict[int, int], dict[int, int], dict[int, int]]
+"""By storage: the slot at which it is born, the last slot that touches it, its size. Storages come as they are born."""
 Elsewhere = dict[int, Set[int]]
 """By slot, the storages of which its kernel reads other entries than the one that it writes: it cannot replace them."""
-Allocated = tuple[dict[int, int], dict[int, int], dict[int, int], Elsewhere]
-"""By storage: the slot at which it is born, the last slot that touches it, its size. Storages come as they are born."""
 
 
-def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int]) -> Allocated:
+def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int]) -> tuple[Allocated, Elsewhere]:
     """As the FX interpreter allocates: every operator writes its output, and reads its inputs."""
     births: dict[int, int] = {}
     last: dict[int, int] = {}
     size: dict[int, int] = {}
     for slot, storage in enumerate(storage_of):
-        if storage == slot and _born(values, program, slot, births, last, size):
+        if storage == slot and _born(values, program, slot, (births, last, size)):
             continue
         if slot >= program.inputs and slot not in program.loads:
             last[storage] = slot
             for read in program.reads[slot]:  # slots only grow: the last to touch a storage is the one that frees it
                 last[storage_of[read]] = slot
-    return births, last, size, {}
+    return (births, last, size), {}
 
 
-def _allocated(values: Sequence[Value], program: Program, storage_of: list[int]) -> Allocated:
+def _allocated(values: Sequence[Value], program: Program, storage_of: list[int]) -> tuple[Allocated, Elsewhere]:
     """As Inductor allocates: values that are inlined get no buffer, and their readers read what they read."""
     kinds = [values[value].kind for value in program.values]
     readers, wanted = _wanted(kinds, program)
     births: dict[int, int] = {}
     last: dict[int, int] = {}
     size: dict[int, int] = {}
+    found = births, last, size
     elsewhere: Elsewhere = {}
     inlined: Elsewhere = {}  # the same of slots that are inlined
     heavy = [False] * len(kinds)  # whether a heavy function is inlined into the slot
     through: list[int | frozenset[int]] = list(storage_of)  # the storage, or storages, that a reader of the slot reads
     for slot in range(program.inputs):
         if storage_of[slot] == slot:
-            _born(values, program, slot, births, last, size)
+            _born(values, program, slot, found)
     for slot in range(program.inputs, len(kinds)):
         sources, kind, storage = program.reads[slot], kinds[slot], storage_of[slot]
         if not sources and slot in program.loads:
-            _born(values, program, slot, births, last, size)
+            _born(values, program, slot, found)
             continue
         value = values[program.values[slot]]
         heavy[slot] = value.heavy or any([heavy[read] for read in sources])
@@ -165,7 +166,7 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
                 continue
         if moved:
             (inlined if kind == "view" else elsewhere)[slot] = moved
-        if storage == slot and _born(values, program, slot, births, last, size):
+        if storage == slot and _born(values, program, slot, found):
             heavy[slot] = heavy[slot] and kind == "view"
             continue
         if kind != "view":
@@ -176,21 +177,15 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
                     last[reads] = slot
                 else:
                     last.update(dict.fromkeys(reads, slot))
-    return births, last, size, elsewhere
+    return found, elsewhere
 
 
-def _born(
-    values: Sequence[Value],
-    program: Program,
-    slot: int,
-    births: dict[int, int],
-    last: dict[int, int],
-    size: dict[int, int],
-) -> bool:
+def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated) -> bool:
     """Add a storage.  Returns whether it is an output of an operator with several, which has allocated it.
 
     The recompute pass takes the tuple apart right where it is made.
     """
+    births, last, size = found
     value, reads = program.values[slot], program.reads[slot]
     births[slot] = last[slot] = slot
     # A saved view keeps all of what it views alive.
