@@ -72,6 +72,37 @@ class JointFacts:
         return tuple(i for i, value in enumerate(self.values) if value.kind == "tangent")
 
     @functools.cached_property
+    def in_backward(self) -> frozenset[int]:
+        """The values of `backward`, in no order."""
+        return frozenset(self.backward)
+
+    @functools.cached_property
+    def fused_forward(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The values of the forward that fused operators or views make and that may run twice; with their inputs."""
+        fused = ("view", "pointwise", "symbol")
+        return tuple((i, v.inputs) for i in self.forward if (v := self.values[i]).kind in fused and not v.fixed)
+
+    @functools.cached_property
+    def sums_of_products(self) -> frozenset[int]:
+        """The sums of a gradient that add what an operator that fuses with nothing has made, seen through views."""
+        values = self.values
+
+        def product(i: int) -> bool:
+            return values[values[i].storage].kind == "extern"
+
+        return frozenset(i for i, v in enumerate(values) if v.accumulates and any(map(product, v.inputs)))
+
+    @functools.cached_property
+    def settled(self) -> frozenset[int]:
+        """Sums of a gradient, and what an operator reads in a larger size."""
+        return frozenset(i for i, value in enumerate(self.values) if value.accumulates or value.expanded)
+
+    @functools.cached_property
+    def random_masks(self) -> frozenset[int]:
+        """The masks that are made of random numbers alone."""
+        return frozenset(i for i, value in enumerate(self.values) if value.masks)
+
+    @functools.cached_property
     def always_run(self) -> frozenset[int]:
         """The values that the forward has or computes whatever it saves."""
         unread = [i for i in self.forward if (fixed := self.values[i].fixed) is not None and fixed.runs_unread]

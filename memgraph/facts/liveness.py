@@ -10,7 +10,9 @@ writes. Measured against Inductor's own wrapper in docs/decisions/0002.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from memgraph.facts.values import Value
 
@@ -18,6 +20,8 @@ from memgraph.facts.values import Value
 # many buffers (torch._inductor.config.realize_reads_threshold).
 MOST_INLINED_READS = 4
 BUFFERS = frozenset(("extern", "reduction", "tuple", "primal"))
+# Operators of these kinds fuse with nothing.
+ALONE = frozenset(("extern", "tuple"))
 NOTHING: frozenset[int] = frozenset()
 
 
@@ -130,7 +134,8 @@ def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int
 
 def _allocated(values: Sequence[Value], program: Program, storage_of: list[int]) -> tuple[Allocated, Elsewhere]:
     """As Inductor allocates: values that are inlined get no buffer, and their readers read what they read."""
-    kinds = [values[value].kind for value in program.values]
+    held = [values[value] for value in program.values]
+    kinds = [value.kind for value in held]
     readers, wanted = _wanted(kinds, program)
     births: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -138,46 +143,61 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
     found = births, last, size
     elsewhere: Elsewhere = {}
     inlined: Elsewhere = {}  # the same of slots that are inlined
-    heavy = [False] * len(kinds)  # whether a heavy function is inlined into the slot
+    heavy: set[int] = set()  # the slots into which a heavy function is inlined
     through: list[int | frozenset[int]] = list(storage_of)  # the storage, or storages, that a reader of the slot reads
     for slot in range(program.inputs):
         if storage_of[slot] == slot:
             _born(values, program, slot, found)
-    for slot in range(program.inputs, len(kinds)):
-        sources, kind, storage = program.reads[slot], kinds[slot], storage_of[slot]
-        if not sources and slot in program.loads:
+    inputs, loads = program.inputs, program.loads
+    steps = zip(program.reads[inputs:], kinds[inputs:], held[inputs:], storage_of[inputs:], strict=True)
+    for slot, (sources, kind, value, storage) in enumerate(steps, inputs):
+        if not sources and slot in loads:
             _born(values, program, slot, found)
             continue
-        value = values[program.values[slot]]
-        heavy[slot] = value.heavy or any([heavy[read] for read in sources])
-        parts = [inlined[read] for read in sources if read in inlined] if inlined else []
-        if value.elsewhere:
-            parts.append(_each([through[sources[place]] for place in value.elsewhere]))
-        moved = parts[0] if len(parts) == 1 else NOTHING.union(*parts)
+        costly = value.heavy or (heavy and not heavy.isdisjoint(sources))
+        moved = NOTHING
+        if value.elsewhere or (inlined and not inlined.keys().isdisjoint(sources)):
+            moved = _moved(value, sources, through, inlined)
         if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
-            through[slot] = through[sources[0]] if len(sources) == 1 else _together([through[read] for read in sources])
-        elif not wanted[slot] and kind not in BUFFERS:
-            reads = through[sources[0]] if len(sources) == 1 else _together([through[read] for read in sources])
+            through[slot] = through[sources[0]] if len(sources) == 1 else _together(through, sources)
+            if costly:
+                heavy.add(slot)
+            if moved:
+                inlined[slot] = moved
+            if storage == slot:
+                _born(values, program, slot, found)
+            continue
+        if slot not in wanted and kind not in BUFFERS:
+            reads = through[sources[0]] if len(sources) == 1 else _together(through, sources)
             many = isinstance(reads, frozenset) and len(reads) > MOST_INLINED_READS
-            if readers[slot] < 2 or not (heavy[slot] or many):
+            if readers[slot] < 2 or not (costly or many):
                 through[slot] = reads
+                if costly:
+                    heavy.add(slot)
                 if moved:
                     inlined[slot] = moved
                 continue
         if moved:
-            (inlined if kind == "view" else elsewhere)[slot] = moved
+            elsewhere[slot] = moved
         if storage == slot and _born(values, program, slot, found):
-            heavy[slot] = heavy[slot] and kind == "view"
             continue
-        if kind != "view":
-            heavy[slot] = False
-            for read in sources:  # slots only grow: the last to touch a storage is the one that frees it
-                reads = through[read]
-                if isinstance(reads, int):
-                    last[reads] = slot
-                else:
-                    last.update(dict.fromkeys(reads, slot))
+        for read in sources:  # slots only grow: the last to touch a storage is the one that frees it
+            reads = through[read]
+            if isinstance(reads, int):
+                last[reads] = slot
+            else:
+                last.update(dict.fromkeys(reads, slot))
     return found, elsewhere
+
+
+def _moved(
+    value: Value, sources: Sequence[int], through: Sequence[int | frozenset[int]], inlined: Elsewhere
+) -> Set[int]:
+    """The storages of which a step reads other entries, itself or in what is inlined into it."""
+    parts = [inlined[read] for read in sources if read in inlined]
+    if value.elsewhere:
+        parts.append(_each([through[sources[place]] for place in value.elsewhere]))
+    return parts[0] if len(parts) == 1 else NOTHING.union(*parts)
 
 
 def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated) -> bool:
@@ -198,7 +218,7 @@ def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated
     return False
 
 
-def _each(parts: Sequence[int | frozenset[int]]) -> set[int]:
+def _each(parts: Iterable[int | frozenset[int]]) -> set[int]:
     """The storages of all parts."""
     found: set[int] = set()
     for part in parts:
@@ -209,25 +229,26 @@ def _each(parts: Sequence[int | frozenset[int]]) -> set[int]:
     return found
 
 
-def _together(parts: Sequence[int | frozenset[int]]) -> int | frozenset[int]:
-    """The storages of all parts; itself where it is a single one."""
-    found = _each(parts)
+def _together(through: Sequence[int | frozenset[int]], sources: Sequence[int]) -> int | frozenset[int]:
+    """The storages that a reader of all these slots reads; itself where it is a single one."""
+    if len(sources) == 2:  # most of them
+        one, other = through[sources[0]], through[sources[1]]
+        if one is other or one == other:
+            return one
+        if isinstance(one, int) and isinstance(other, int):
+            return frozenset((one, other))
+    found = _each([through[read] for read in sources])
     return found.pop() if len(found) == 1 else frozenset(found)
 
 
-def _wanted(kinds: Sequence[str], program: Program) -> tuple[list[int], list[bool]]:
-    """By slot, how many steps read it, and whether one of them fuses with nothing, itself or through views."""
-    readers = [0] * len(kinds)
-    wanted = [False] * len(kinds)
-    for slot in (*program.outputs, *program.settled, *(slot for slot, _ in program.until)):
-        wanted[slot] = True
+def _wanted(kinds: Sequence[str], program: Program) -> tuple[Counter[int], set[int]]:
+    """By slot, how many steps read it; and the slots that a step reads which fuses with nothing, maybe through views."""
+    readers = Counter(itertools.chain.from_iterable(program.reads))
+    wanted = {*program.outputs, *program.settled, *(slot for slot, _ in program.until)}
     for slot in range(len(kinds) - 1, program.inputs - 1, -1):
         kind = kinds[slot]
-        needs = kind in ("extern", "tuple") or (kind == "view" and wanted[slot])
-        for read in program.reads[slot]:
-            readers[read] += 1
-            if needs:
-                wanted[read] = True
+        if kind in ALONE or (kind == "view" and slot in wanted):
+            wanted.update(program.reads[slot])
     return readers, wanted
 
 
@@ -241,33 +262,29 @@ def _usage(
     copied: Mapping[int, int],
     elsewhere: Elsewhere,
 ) -> tuple[tuple[int, ...], dict[int, int]]:
+    inputs, slots = program.inputs, len(program.values)
+    change = [0] * (slots + 1)
     dying: dict[int, list[int]] = {}
     for storage, at in deaths.items():
         dying.setdefault(at, []).append(storage)
-    born: dict[int, int] = {}
+        change[at + 1] -= size[storage]
+    born: set[int] = set()
     for storage, at in births.items():
-        born[at] = born.get(at, 0) + size[storage]
-    total = 0
-    usage = []
+        if at >= inputs:
+            born.add(at)
+            change[at] += size[storage]
+    usage = list(itertools.accumulate(change[:slots]))
     in_place: dict[int, int] = {}
-    for slot, value in enumerate(program.values):
-        facts = values[value]
-        now = total
-        if slot in born and slot >= program.inputs:
-            now = total = total + born[slot]
-            if slot in dying and fused and facts.kind in ("pointwise", "reduction"):
-                barred = elsewhere.get(slot, NOTHING)
-                alike = (
-                    s
-                    for s in dying[slot]
-                    if s != slot and size[s] == size[slot] and s not in copied and s not in barred
-                )
-                if (taken := next(alike, None)) is not None:
-                    in_place[slot] = taken
-                    now -= size[slot]
-        usage.append(now + facts.scratch if slot >= program.inputs else now)
-        for storage in dying.get(slot, ()):
-            total -= size[storage]
+    for slot in sorted(born.intersection(dying)) if fused else ():
+        if values[program.values[slot]].kind in ("pointwise", "reduction"):
+            barred = elsewhere.get(slot, NOTHING)
+            alike = (
+                s for s in dying[slot] if s != slot and size[s] == size[slot] and s not in copied and s not in barred
+            )
+            if (taken := next(alike, None)) is not None:
+                in_place[slot] = taken
+                usage[slot] -= size[slot]
+    usage[inputs:] = [now + values[value].scratch for now, value in zip(usage[inputs:], program.values[inputs:], strict=True)]
     return tuple(usage), in_place
 
 
@@ -284,5 +301,5 @@ def surely_written(values: Sequence[Value], program: Program, fused: bool) -> se
     return {
         value
         for slot, value in enumerate(program.values)
-        if slot >= program.inputs and kinds[slot] != "view" and (not fused or wanted[slot] or kinds[slot] in BUFFERS)
+        if slot >= program.inputs and kinds[slot] != "view" and (not fused or slot in wanted or kinds[slot] in BUFFERS)
     }

@@ -53,13 +53,13 @@ def copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[floa
 
 
 def _of_held(facts: JointFacts, held: set[int]) -> list[float]:
-    values = facts.values
-    until = [NEVER] * len(values)
-    for i in (*held, *facts.primals, *facts.tangents):
+    always = held.union(facts.primals, facts.tangents)
+    for i, inputs in facts.fused_forward:  # no value of the backward is computed twice
+        if always.issuperset(inputs):
+            always.add(i)
+    until = [NEVER] * len(facts.values)
+    for i in always:
         until[i] = ALWAYS
-    for i in facts.forward:  # no value of the backward is computed twice
-        if until[i] == NEVER and _is_fused(values[i]) and all([until[j] == ALWAYS for j in values[i].inputs]):
-            until[i] = ALWAYS
     return until
 
 

@@ -12,6 +12,7 @@ Oracle: tests/properties/test_plan_files.py: the plan of the candidate is the pl
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -23,7 +24,7 @@ from memgraph.planner.course import Course
 from memgraph.planner.decisions import Doing, Plan, node_name
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Clock, Move, drag, with_moves
-from memgraph.planner.schedule import Copy, Schedule, backward_program, forward_program
+from memgraph.planner.schedule import Copy, Schedule, backward_program, forward_program, held
 
 
 def replayed(plan: Plan, candidates: Candidates, tiers: Tiers) -> Candidate:
@@ -66,10 +67,12 @@ def _schedule(plan: Plan, facts: JointFacts, place: Mapping[str, int]) -> Schedu
     if unfit := [values[i].name for i in saved if i in ours or values[i].kind == "tangent"]:
         raise PlanError(f"the plan saves {unfit[0]!r}, which is no value of the forward")
     steps = tuple((place[step.name], step.copy) for step in plan.backward)
-    reads: list[tuple[Copy, ...]] = []
-    given = [i for i, value in enumerate(values) if value.kind in ("primal", "tangent")]
-    there: set[Copy] = {(i, 0) for i in (*saved, *given)}
-    for step, (i, copy) in zip(plan.backward, steps, strict=True):
+    number: dict[Copy, int] = {}
+    reads: list[tuple[int, ...]] = []
+    given = {*saved, *facts.primals, *facts.tangents}
+    there: set[Copy] = {(i, 0) for i in given}
+    times: collections.Counter[int] = collections.Counter()
+    for n, (step, (i, copy)) in enumerate(zip(plan.backward, steps, strict=True)):
         inputs = values[i].inputs
         if len(step.reads) != len(inputs):
             raise PlanError(f"the plan computes {step.name!r} of {len(step.reads)} values, and it reads {len(inputs)}")
@@ -78,18 +81,20 @@ def _schedule(plan: Plan, facts: JointFacts, place: Mapping[str, int]) -> Schedu
             raise PlanError(f"the plan computes {step.name!r} before {lacking[0]!r}, which it reads, is there")
         if i not in ours and (fixed := values[i].fixed):
             raise PlanError(f"the plan computes {step.name!r} again, and that {fixed}")
+        if i in given or copy != times[i]:
+            raise PlanError(f"the plan computes {step.name!r} out of turn, as number {copy} of its computations")
+        times[i] += 1
         there.add((i, copy))
-        reads.append(read)
+        number[i, copy] = n
+        reads.append(tuple(number.get(source, held(source[0])) for source in read))
     needed = (*facts.backward, *facts.backward_outputs)
     if undone := [values[i].name for i in needed if (i, 0) not in there]:
         raise PlanError(f"the plan never computes {undone[0]!r}, which is a part of the backward")
-    program = backward_program(facts, saved, steps, reads, settle=True)
+    program = backward_program(facts, saved, [i for i, _ in steps], reads, settle=True)
     wanted = set(plan.settled)
     settled = {s for s, (i, n) in enumerate(steps, program.inputs) if node_name(values[i].name, n) in wanted}
     return Schedule(
         saved=saved,
-        backward_steps=steps,
-        backward_reads=tuple(reads),
         forward=forward_program(facts, saved),
         backward=dataclasses.replace(program, settled=frozenset(settled)),
         seconds=_seconds(facts, steps),

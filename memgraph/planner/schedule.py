@@ -23,13 +23,14 @@ tests/properties/test_plans.py run the schedule, bit for bit against the unplann
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
-from memgraph.facts.values import Value
-from memgraph.planner.copies import Copies, copied_until
+from memgraph.planner.copies import NEVER, Copies, copied_until
 
 Copy = tuple[int, int]
 """A value of the backward, and which of its computations there: 0 is the first, and the only one of most values."""
@@ -41,10 +42,6 @@ class Schedule:
 
     saved: tuple[int, ...]
     """Values that cross to the backward, in the order of the graph."""
-    backward_steps: tuple[Copy, ...]
-    """What the backward computes, in order."""
-    backward_reads: tuple[tuple[Copy, ...], ...]
-    """What each step of the backward reads, in the order of its inputs."""
     forward: Program
     """What the forward runs, for the sweep."""
     backward: Program
@@ -56,11 +53,35 @@ class Schedule:
     copies: Copies
     """Which values may be computed more than once."""
 
+    @functools.cached_property
+    def backward_steps(self) -> tuple[Copy, ...]:
+        """What the backward computes, in order."""
+        return tuple(copy for slot, copy in enumerate(self._held) if self._computes(slot))
+
+    @functools.cached_property
+    def backward_reads(self) -> tuple[tuple[Copy, ...], ...]:
+        """What each step of the backward reads, in the order of its inputs."""
+        reads = self.backward.reads
+        return tuple(tuple(self._held[read] for read in reads[s]) for s in range(len(reads)) if self._computes(s))
+
     def settled(self) -> tuple[Copy, ...]:
         """The steps of the backward that are written to memory whatever reads them."""
-        program = self.backward
-        slots = (slot for slot in range(program.inputs, len(program.values)) if slot not in program.loads)
-        return tuple(step for slot, step in zip(slots, self.backward_steps, strict=True) if slot in program.settled)
+        settled = self.backward.settled
+        return tuple(copy for slot, copy in enumerate(self._held) if slot in settled and self._computes(slot))
+
+    @functools.cached_property
+    def _held(self) -> tuple[Copy, ...]:
+        """By slot of the backward, the copy that it holds."""
+        found: list[Copy] = []
+        times: Counter[int] = Counter()
+        for slot, i in enumerate(self.backward.values):
+            found.append((i, times[i]))
+            if self._computes(slot):
+                times[i] += 1
+        return tuple(found)
+
+    def _computes(self, slot: int) -> bool:
+        return slot >= self.backward.inputs and slot not in self.backward.loads
 
 
 class Unschedulable(Exception):
@@ -86,8 +107,6 @@ def make_schedule(
     crossing = walk.crossing()
     return Schedule(
         saved=crossing,
-        backward_steps=tuple(walk.steps),
-        backward_reads=tuple(walk.reads),
         forward=forward_program(facts, crossing),
         backward=backward_program(facts, crossing, walk.steps, walk.reads, settle),
         seconds=tuple(walk.seconds),
@@ -97,73 +116,82 @@ def make_schedule(
 
 
 class _Backward:
-    """The steps of a backward, as they are appended operator by operator."""
+    """The steps of a backward, as they are appended operator by operator.
+
+    What a step reads is named by a number: of a step, its own; of a value that is held, as `held` names it.
+    """
 
     def __init__(self, facts: JointFacts, saved: Iterable[int], copies: Copies) -> None:
         self.facts, self.values = facts, facts.values
-        held = set(saved)
-        self.until = copied_until(facts, held, copies)
-        self.held = held.union(facts.primals, facts.tangents)
+        kept = set(saved)
+        self.until = copied_until(facts, kept, copies)
+        self.held = kept.union(facts.primals, facts.tangents)
         """What is there from the start: saved values and inputs."""
-        self.there = set(self.held)
-        """What is held, and the operators of the backward that have run."""
-        self.ours = set(facts.backward)
-        self.by_region: dict[tuple[int, int], int] = {}
-        """(value, region): the copy that was computed for this region."""
+        self.there = {i: held(i) for i in self.held}
+        """By value that is held, or was computed and is not computed again, what its readers read."""
+        self.computed_for: list[dict[int, int]] = [{} for _ in facts.region_names]
+        """By region, the step that computed a value for it."""
         self.newest: dict[int, int] = {}
-        """The copy of each recomputed value that was computed last."""
-        self.steps: list[Copy] = []
-        self.reads: list[tuple[Copy, ...]] = []
+        """The step of each recomputed value that computed it last."""
+        self.steps: list[int] = []
+        """By step, the value that it computes."""
+        self.reads: list[list[int]] = []
         self.seconds = [0.0] * len(facts.region_names)
 
     def run(self, operator: int, position: int) -> None:
         """Append one operator of the backward, and before it whatever it needs."""
-        value, there = self.values[operator], self.there
-        reads = [(i, 0) if i in there else self._read(i, value.region, position) for i in value.inputs]
-        self.steps.append((operator, 0))
-        self.reads.append(tuple(reads))
-        there.add(operator)
+        value = self.values[operator]
+        reads: tuple[int | None, ...] = tuple(map(self.there.get, value.inputs))
+        if None in reads:
+            reads = tuple([self._read(i, value.region, position) for i in value.inputs])
+        self.there[operator] = len(self.steps)
+        self.steps.append(operator)
+        self.reads.append(reads)  # type: ignore[arg-type]
 
     def provide(self, outputs: Sequence[int]) -> None:
         """Append what the backward returns and did not compute: a gradient may be a forward value itself."""
         last = len(self.facts.backward) - 1
         region = self.values[self.facts.backward[last]].region if last >= 0 else 0
         for i in outputs:
-            if i not in self.ours:
+            if i not in self.facts.in_backward:
                 self._read(i, region, max(last, 0))
 
     def crossing(self) -> tuple[int, ...]:
         """The held forward values that a step reads or that the backward returns, in order."""
-        wanted = {i for reads in self.reads for i, _ in reads}.union(self.facts.backward_outputs)
-        return tuple(sorted(i for i in wanted & self.held if self.values[i].kind != "tangent"))
+        read = set(itertools.chain.from_iterable(self.reads))
+        wanted = read.union(map(held, self.facts.backward_outputs)).intersection(map(held, self.held))
+        return tuple(sorted(i for i in map(held, wanted) if self.values[i].kind != "tangent"))
 
-    def _read(self, i: int, region: int, position: int) -> Copy:
-        """The copy of a value that a step of this region reads, computed now if none is at hand."""
+    def _read(self, i: int, region: int, position: int) -> int:
+        """What a step of this region reads for a value, which is computed now if it is not at hand."""
         found = self._at_hand(i, region, position)
         if found is None:
             self._recompute(i, region, position)
-            found = (i, self.newest[i])
+            found = self.newest[i]
         return found
 
-    def _at_hand(self, i: int, region: int, position: int) -> Copy | None:
-        """The copy of a value that a step of this region may read; None if there is none yet."""
-        if i in self.there:
-            return (i, 0)
-        copy = self.by_region.get((i, region))
-        if copy is None and self.until[i] < position:
-            copy = self.newest.get(i)
-        return None if copy is None else (i, copy)
+    def _at_hand(self, i: int, region: int, position: int) -> int | None:
+        """What a step of this region may read for a value; None if it is not there yet."""
+        found = self.there.get(i)
+        if found is None:
+            found = self.computed_for[region].get(i)
+            if found is None and self.until[i] < position:
+                found = self.newest.get(i)
+        return found
 
     def _recompute(self, i: int, region: int, position: int) -> None:
         """Append the recomputation of a value and of all that it needs, in the order of the forward."""
-        there = self.there
+        values, there, steps, computed = self.values, self.there, self.steps, self.computed_for[region]
         for j in sorted(self._missing(i, region, position)):
-            value = self.values[j]
-            reads = [(k, 0) if k in there else self._read(k, region, position) for k in value.inputs]
-            copy = self.newest.get(j, -1) + 1
-            self.steps.append((j, copy))
-            self.reads.append(tuple(reads))
-            self.by_region[j, region] = self.newest[j] = copy
+            value = values[j]
+            reads: tuple[int | None, ...] = tuple(map(there.get, value.inputs))
+            if None in reads:
+                reads = tuple([self._at_hand(k, region, position) for k in value.inputs])
+            self.reads.append(reads)  # type: ignore[arg-type]
+            self.newest[j] = computed[j] = len(steps)
+            if self.until[j] == NEVER:  # once is enough: from now on it is there for all
+                there[j] = len(steps)
+            steps.append(j)
             self.seconds[region] += value.seconds
 
     def _missing(self, i: int, region: int, position: int) -> set[int]:
@@ -174,13 +202,19 @@ class _Backward:
             j = pending.pop()
             if j in missing:
                 continue
-            if j in self.ours:
-                raise Unschedulable(f"{values[j].name} is read before the backward computes it")
-            if values[j].fixed:
-                raise Unschedulable(f"{values[j].name} {values[j].fixed} and is not saved")
+            value = values[j]
+            if j in self.facts.in_backward:
+                raise Unschedulable(f"{value.name} is read before the backward computes it")
+            if value.fixed:
+                raise Unschedulable(f"{value.name} {value.fixed} and is not saved")
             missing.add(j)
-            pending += [k for k in values[j].inputs if k not in there and self._at_hand(k, region, position) is None]
+            pending += [k for k in value.inputs if k not in there and self._at_hand(k, region, position) is None]
         return missing
+
+
+def held(i: int) -> int:
+    """How reads name a value that the backward gets, beside the numbers of steps; and the value of such a name."""
+    return ~i
 
 
 def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
@@ -206,38 +240,48 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
 def backward_program(
     facts: JointFacts,
     crossing: tuple[int, ...],
-    steps: Sequence[Copy],
-    reads: Sequence[tuple[Copy, ...]],
+    steps: Sequence[int],
+    reads: Sequence[Sequence[int]],
     settle: bool,
 ) -> Program:
-    """What the backward runs with these steps.  settle: as of `make_schedule`."""
-    held = set(crossing)
-    inputs = [*crossing, *(i for i in facts.primals if i not in held), *facts.tangents]
-    slot: dict[Copy, int] = {(i, 0): s for s, i in enumerate(inputs)}
-    slot.update(zip(steps, range(len(inputs), len(inputs) + len(steps)), strict=True))
+    """What the backward runs.
+
+    steps: the values that it computes, in order.  reads: by step, the steps that it reads; a value that the backward
+    gets is named as `held` does.  settle: as of `make_schedule`.
+    """
+    crossed = set(crossing)
+    inputs = [*crossing, *(i for i in facts.primals if i not in crossed), *facts.tangents]
+    first = len(inputs)
+    slot = {held(i): s for s, i in enumerate(inputs)}
+    slot.update(enumerate(range(first, first + len(steps))))
     at = slot.__getitem__
+    place = {i: s for s, i in enumerate(inputs)}
+    returned = {i for i in facts.backward_outputs if i not in place}
+    for s, i in enumerate(steps, first):
+        if i in returned:
+            place.setdefault(i, s)
     return Program(
-        values=tuple(inputs) + tuple([i for i, _ in steps]),
-        reads=((),) * len(inputs) + tuple([tuple(map(at, step)) for step in reads]),
-        inputs=len(inputs),
-        outputs=frozenset(slot[i, 0] for i in facts.backward_outputs if (i, 0) in slot),
+        values=(*inputs, *steps),
+        reads=((),) * first + tuple([tuple(map(at, step)) for step in reads]),
+        inputs=first,
+        outputs=frozenset(place[i] for i in facts.backward_outputs if i in place),
         owned=_owned(facts, inputs),
-        settled=frozenset(slot[step] for step in _settled(facts, steps, reads, settle)),
+        settled=frozenset(first + step for step in _settled(facts, steps, reads, settle)),
     )
 
 
 def _settled(
-    facts: JointFacts, steps: Sequence[Copy], reads: Sequence[tuple[Copy, ...]], settle: bool
-) -> Iterator[Copy]:
+    facts: JointFacts, steps: Sequence[int], reads: Sequence[Sequence[int]], settle: bool
+) -> Iterator[int]:
     """The steps that are written to memory whatever reads them."""
-    values = facts.values
-    masks = {step for step in steps if values[step[0]].masks} if settle else set()
-    readers = Counter(read for step in reads for read in step if read in masks) if masks else Counter()
-    for step in steps:
-        value = values[step[0]]
-        adds = value.accumulates and (settle or any(_is_product(values, j) for j in value.inputs))
-        if adds or (settle and value.expanded) or readers[step] > 1:
-            yield step
+    sums, masks = facts.sums_of_products, facts.random_masks
+    if settle:
+        sums = sums | facts.settled
+    mask = {n for n, i in enumerate(steps) if i in masks} if settle and masks else ()
+    readers = Counter(read for step in reads for read in step if read in mask) if mask else {}
+    for n, i in enumerate(steps):
+        if i in sums or readers.get(n, 0) > 1:
+            yield n
 
 
 def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:
@@ -259,8 +303,3 @@ def _dropped(facts: JointFacts, crossing: Sequence[int], slot: Mapping[int, int]
     """The slots of outputs that go before the backward begins: neither the user nor a saved value holds them."""
     held = facts.held_outputs.union(facts.values[i].storage for i in crossing)
     return frozenset(slot[i] for i in facts.dropped if facts.values[i].storage not in held and i in slot)
-
-
-def _is_product(values: Sequence[Value], i: int) -> bool:
-    """Whether an operator that fuses with nothing (a product) has made a value, or the value that it is a view of."""
-    return values[values[i].storage].kind == "extern"
