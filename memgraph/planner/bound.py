@@ -59,7 +59,7 @@ class LowerBounds:
         self.facts, self.stock = candidates.facts, candidates.stock
         self.stock_time = candidates.stock_time
         unit = float(max(1, self.stock.peak))
-        self.relaxation = Relaxation(candidates.facts, tiers, fused=candidates.fused, unit=unit)
+        self.relaxation = Relaxation(candidates, tiers, unit)
 
     def under(self, bound: int) -> LowerBound | None:
         """The bound on the time of plans with a peak of at most `bound` bytes; None where no plan has such a peak.

@@ -18,12 +18,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Sweep, sweep
 from memgraph.planner.copies import Copies
 from memgraph.planner.cut import needed_values
+from memgraph.planner.moments import Moments, read_moments
+from memgraph.planner.narrows import Narrow, read_narrows
+from memgraph.planner.needs import Needs
 from memgraph.planner.queues import Move
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
 
@@ -121,6 +125,23 @@ class Candidates:
     def savable(self) -> tuple[int, ...]:
         """Values that may be saved and from which the backward's reads come."""
         return tuple(i for i in needed_values(self.facts) if self.may_save(i))
+
+    # What follows is asked for by each linear program of the graph.
+
+    @functools.cached_property
+    def moments(self) -> Moments:
+        """What stands at each operator whatever is planned."""
+        return read_moments(self.facts, fused=self.fused)
+
+    @functools.cached_property
+    def needs(self) -> Needs:
+        """How the values that the backward needs depend on one another."""
+        return Needs(self.facts)
+
+    @functools.cached_property
+    def narrows(self) -> Mapping[int, Narrow]:
+        """By place of the backward, what stands there in whichever way its inputs are made."""
+        return read_narrows(self.facts, self.moments) if self.fused else {}  # the interpreter writes all values
 
     def _must_save(self, i: int) -> bool:
         """Whether a pin keeps a value from being recomputed."""

@@ -31,6 +31,9 @@ from memgraph.planner.moments import Moments
 
 # scipy's maximum_flow works in int32. Bytes are rounded down to units, so that none is counted that does not stand.
 FOREVER = 2**30
+# For how many operators of the backward, each of another region, narrows are looked for: a walk over the backward each.
+# And how many operators of a region are tried for that.
+MOST_NARROWS = (8, 4)
 NOT_COUNTED = ("primal", "tangent", "symbol")
 
 
@@ -103,6 +106,12 @@ class Narrows:
     def before(self, storage: int, place: int) -> bool:
         """Whether a storage is there before an operator of the backward runs."""
         return self.place.get(storage, -1) < place
+
+
+def read_narrows(facts: JointFacts, moments: Moments) -> dict[int, Narrow]:
+    """By place of the backward, the narrows of the fullest operators of few regions."""
+    found = Narrows(facts, moments)
+    return {place: found.at(place) for place in found.fullest(*MOST_NARROWS)}
 
 
 class _Network:

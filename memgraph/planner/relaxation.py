@@ -6,65 +6,39 @@ satisfies. There are too many operators for a row of each: bound.py adds the row
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from memgraph.facts.actions import Recompute
-from memgraph.facts.joint import JointFacts
+from memgraph.planner.candidates import Candidates
 from memgraph.planner.linear import LinearProgram
-from memgraph.planner.moments import is_buffer, read_moments
-from memgraph.planner.narrows import Narrow, Narrows
-from memgraph.planner.needs import Needs
+from memgraph.planner.moments import is_buffer
+from memgraph.planner.narrows import Narrow
 from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
+from memgraph.planner.stays import Stay, Stays
 
 # About how many variables a program may have. The row of an operator of the backward takes one for each value that may
 # have been computed again by then.
 MOST_VARIABLES = 30_000
-# For how many operators of the backward, each of another region, narrows are looked for: a walk over the backward each.
-# And how many operators of a region are tried for that.
-MOST_NARROWS = (8, 4)
 
-
-@dataclasses.dataclass(frozen=True)
-class Stay:
-    """At which operators a saved value stands, without those at which the moments count it already."""
-
-    value: int
-    bytes: float
-    """In units of the program."""
-    born: int
-    """The first place of the forward; from there it stands to the forward's end."""
-    waits: int
-    """The last of the first places of the backward, at which it stands unless it is away; -1 for none."""
-    again: int
-    """The first place of the backward at which it stands even if it was away; behind the last for none."""
-    last: int
-    """The last such place."""
-    beside: frozenset[int]
-    """Places of the backward at which the moments count it already."""
-
-    def at(self, place: int) -> bool:
-        """Whether it stands at a place of the backward, away before or not."""
-        return self.again <= place <= self.last and place not in self.beside
 
 
 class Relaxation:
     """The linear program of one joint graph with these tiers."""
 
-    def __init__(self, facts: JointFacts, tiers: Tiers | None, *, fused: bool, unit: float) -> None:
-        """fused: count bytes as Inductor allocates, else as the interpreter does.  unit: bytes that count as 1."""
-        values = facts.values
+    def __init__(self, candidates: Candidates, tiers: Tiers | None, unit: float) -> None:
+        """unit: bytes that count as 1."""
+        facts, values = candidates.facts, candidates.facts.values
         self.facts, self.unit = facts, unit
         self.second = max(sum(values[i].seconds for i in (*facts.forward, *facts.backward)), 1e-12)
         """Seconds that count as 1, like `unit` for bytes: so coefficients of the program are about 1."""
         self.tiers = tuple(tier for tier in (tiers.tiers if tiers else ()) if not tier.only_rules)
         self._min_bytes = max(1, tiers.min_bytes if tiers else 1)
-        self.moments = read_moments(facts, fused=fused)
-        self.needs = Needs(facts)
+        self.moments, self.needs = candidates.moments, candidates.needs
         self.clocks = (self._clock(facts.forward), self._clock(facts.backward))
         self.program = LinearProgram()
         self.peak = self.program.variable(most=np.inf)
@@ -99,8 +73,7 @@ class Relaxation:
             self.forward_row(place)
         for place in places:
             self.backward_row(place)
-        if fused:  # else all values are written
-            self._narrow()
+        self._narrow(candidates.narrows)
 
     # --- what is done with each value -----------------------------------------------------------------------
 
@@ -191,7 +164,7 @@ class Relaxation:
         return 0.0 if anyway else values[storage].bytes / self.unit
 
     @functools.cached_property
-    def stays(self) -> list[Stay]:
+    def stays(self) -> Stays:
         """Where values stand that may be saved, without what the moments count already."""
         found = []
         facts, moments, end = self.facts, self.moments, len(self.facts.backward) - 1
@@ -208,7 +181,7 @@ class Relaxation:
             again = len(facts.backward) if first is None else first
             beside = moments.beside.get(storage, frozenset())
             found.append(Stay(v, size, start, waits, again, end if facts.retained else last, beside))
-        return found
+        return Stays(found)
 
     def _peak_row(self, place: int, backward: bool, terms: Iterable[tuple[int, float]], surely: int) -> None:
         row = self.program.row([(self.peak, 1.0), *terms], surely / self.unit)
@@ -217,7 +190,7 @@ class Relaxation:
     def forward_row(self, place: int) -> None:
         """Add the row of an operator of the forward: saved values that nothing else keeps, less what has left."""
         program = self.program
-        standing = [stay for stay in self.stays if stay.born <= place]
+        standing = self.stays.born_by(place)
         terms = [(self.saved[stay.value], -stay.bytes) for stay in standing]
         for tier in self.tiers:
             gone = program.variable(most=np.inf)
@@ -233,11 +206,9 @@ class Relaxation:
         terms = self._standing(place, frozenset())
         self._peak_row(place, True, terms, int(self.moments.backward[place]))
 
-    def _narrow(self) -> None:
-        """Add rows of operators whose inputs take memory in whichever way they are made: the fullest of few regions."""
-        found = Narrows(self.facts, self.moments)
-        for place in found.fullest(*MOST_NARROWS):
-            narrow = found.at(place)
+    def _narrow(self, narrows: Mapping[int, Narrow]) -> None:
+        """Add rows of operators whose inputs take memory in whichever way they are made."""
+        for place, narrow in narrows.items():
             if narrow.bytes:
                 terms = self._standing(place, narrow.storages)
                 surely = int(self.moments.backward[place]) + narrow.bytes
@@ -245,32 +216,42 @@ class Relaxation:
 
     def _standing(self, place: int, without: frozenset[int]) -> list[tuple[int, float]]:
         """Terms of values that are still to be read at a place of the backward.  without: storages left out."""
-        terms: list[tuple[int, float]] = []
         values = self.facts.values
-        for stay in (stay for stay in self.stays if values[stay.value].storage not in without):
-            if place <= stay.waits:
-                terms.append((self.saved[stay.value], -stay.bytes))
+        terms: list[tuple[int, float]] = []
+        for stay in self.stays.at(place):
+            if values[stay.value].storage in without:
+                continue
+            terms.append((self.saved[stay.value], -stay.bytes))
+            if self.tiers and place <= stay.waits:
                 terms += [(column, stay.bytes) for column in self.leaving(stay.value)]
-            elif stay.at(place):
-                terms.append((self.saved[stay.value], -stay.bytes))
         for v, column in self._computed_by(place).items():
             later = self.moments.first.get(v, -1) > place
-            if later and is_buffer(self.facts, v) and self._held(v) and values[v].storage not in without:
-                terms.append((column, -self._held(v)))
+            if later and is_buffer(self.facts, v) and (size := self._held(v)) and values[v].storage not in without:
+                terms.append((column, -size))
         return terms
+
+    @functools.cached_property
+    def _by_region(self) -> list[list[int]]:
+        """By region, the needed values of it."""
+        found: list[list[int]] = [[] for _ in self.facts.region_names]
+        for v in self.needs.inputs:
+            found[self.facts.values[v].region].append(v)
+        return found
 
     def _computed_by(self, place: int) -> Mapping[int, int]:
         """By value of the operator's region and the few before it: a variable, 1 if it was computed again by then.
 
         place: of the operator in the backward.
         """
-        values, program = self.facts.values, self.program
-        region = values[self.facts.backward[place]].region
-        inside = {v for v in self.needs.inputs if region - self._reach <= values[v].region <= region}
-        columns = {v: program.variable() for v in inside & self.again.keys()}
-        read = {i for b in self.facts.backward[: place + 1] for i in values[b].inputs}
-        for v in sorted({v for i in read for v in self.needs.behind(i)} & columns.keys()):
-            program.row([(columns[v], 1.0), *_columns(v, self.saved)], 1.0)
+        program = self.program
+        region = self.facts.values[self.facts.backward[place]].region
+        near = self._by_region[max(0, region - self._reach) : region + 1]
+        columns = {v: program.variable() for v in itertools.chain.from_iterable(near) if v in self.again}
+        read_at = self.needs.read_at
+        for v in columns:
+            if read_at.get(v, place + 1) <= place:
+                program.row([(columns[v], 1.0), *_columns(v, self.saved)], 1.0)
+        inside = set(itertools.chain.from_iterable(near))
         for v, column in columns.items():
             for u in self.needs.inputs[v]:
                 if u in inside:
