@@ -242,7 +242,7 @@ def _together(through: Sequence[int | frozenset[int]], sources: Sequence[int]) -
 
 
 def _wanted(kinds: Sequence[str], program: Program) -> tuple[Counter[int], set[int]]:
-    """By slot, how many steps read it; and the slots that a step reads which fuses with nothing, maybe through views."""
+    """By slot, how many steps read it; and the slots that one reads which fuses with nothing, itself or through views."""
     readers = Counter(itertools.chain.from_iterable(program.reads))
     wanted = {*program.outputs, *program.settled, *(slot for slot, _ in program.until)}
     for slot in range(len(kinds) - 1, program.inputs - 1, -1):
@@ -284,7 +284,8 @@ def _usage(
             if (taken := next(alike, None)) is not None:
                 in_place[slot] = taken
                 usage[slot] -= size[slot]
-    usage[inputs:] = [now + values[value].scratch for now, value in zip(usage[inputs:], program.values[inputs:], strict=True)]
+    for slot, value in enumerate(program.values[inputs:], inputs):
+        usage[slot] += values[value].scratch
     return tuple(usage), in_place
 
 

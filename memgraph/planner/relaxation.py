@@ -26,7 +26,6 @@ from memgraph.planner.stays import Stay, Stays
 MOST_VARIABLES = 30_000
 
 
-
 class Relaxation:
     """The linear program of one joint graph with these tiers."""
 

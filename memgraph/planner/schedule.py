@@ -270,9 +270,7 @@ def backward_program(
     )
 
 
-def _settled(
-    facts: JointFacts, steps: Sequence[int], reads: Sequence[Sequence[int]], settle: bool
-) -> Iterator[int]:
+def _settled(facts: JointFacts, steps: Sequence[int], reads: Sequence[Sequence[int]], settle: bool) -> Iterator[int]:
     """The steps that are written to memory whatever reads them."""
     sums, masks = facts.sums_of_products, facts.random_masks
     if settle:
