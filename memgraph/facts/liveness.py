@@ -242,7 +242,7 @@ def _together(through: Sequence[int | frozenset[int]], sources: Sequence[int]) -
 
 
 def _wanted(kinds: Sequence[str], program: Program) -> tuple[Counter[int], set[int]]:
-    """By slot, how many steps read it; and the slots that one reads which fuses with nothing, itself or through views."""
+    """By slot, how many steps read it; and the slots that a step reads, maybe through views, which fuses with nothing."""
     readers = Counter(itertools.chain.from_iterable(program.reads))
     wanted = {*program.outputs, *program.settled, *(slot for slot, _ in program.until)}
     for slot in range(len(kinds) - 1, program.inputs - 1, -1):
