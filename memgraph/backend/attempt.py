@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memgraph.backend.budget import Bound
-from memgraph.backend.joint_graph import SPARE, Planned
+from memgraph.backend.joint_graph import SPARE
+from memgraph.backend.planned import Planned
 from memgraph.backend.records import Accepted, Lowest
 from memgraph.reporting.report import Report
 

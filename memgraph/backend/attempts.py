@@ -17,9 +17,9 @@ from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
 from memgraph.backend.inductor import Graph, Job, load, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
-from memgraph.backend.joint_graph import Planned
 from memgraph.backend.keeping import with_plan
 from memgraph.backend.outcome import budget_error, build_report, found_again, with_least
+from memgraph.backend.planned import Planned
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
 from memgraph.backend.tuning import tune

@@ -17,10 +17,10 @@ from memgraph.backend.capture import Step, Target, captured
 from memgraph.backend.destinations import tiers
 from memgraph.backend.exact import exact as measured
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.joint_graph import Planned
 from memgraph.backend.keeping import with_plan
 from memgraph.backend.options import parse_options
 from memgraph.backend.outcome import budget_error, build_report, with_least
+from memgraph.backend.planned import Planned
 from memgraph.machine.hardware import Hardware
 from memgraph.reporting.log import trace
 from memgraph.reporting.report import Report

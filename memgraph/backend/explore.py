@@ -20,8 +20,9 @@ from memgraph.backend.cuts import Cuts
 from memgraph.backend.destinations import tier_bytes, tiers
 from memgraph.backend.dry import dry_report
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.joint_graph import Planned, Planning
+from memgraph.backend.joint_graph import Planning
 from memgraph.backend.options import Options
+from memgraph.backend.planned import Planned
 from memgraph.base import compat
 from memgraph.base.errors import GraphError
 from memgraph.facts import kernel_scratch

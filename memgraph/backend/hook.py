@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from memgraph.backend.budget import Bound
-from memgraph.backend.joint_graph import NO_TIERS, Planned, plan_partition
+from memgraph.backend.joint_graph import NO_TIERS, plan_partition
 from memgraph.backend.options import Options
+from memgraph.backend.planned import Planned
 from memgraph.backend.progress import Progress
 from memgraph.base import compat
 from memgraph.base.fingerprint import source_fingerprint

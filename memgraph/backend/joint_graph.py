@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from typing import Any
 
@@ -15,24 +14,24 @@ from memgraph.backend.cuts import Cut, Cuts
 from memgraph.backend.destinations import settings
 from memgraph.backend.options import Options
 from memgraph.backend.outlining import outlined, with_layers
+from memgraph.backend.planned import Planned
 from memgraph.backend.rewriting import check_split, rewrite
 from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
-from memgraph.base.errors import Binding, PlanError
+from memgraph.base.errors import PlanError
 from memgraph.base.garbage import without_collections
-from memgraph.facts.identity import Identity, read_identity
+from memgraph.facts.identity import read_identity
 from memgraph.facts.joint import JointFacts, read_joint
 from memgraph.machine.hardware import Hardware
 from memgraph.passes.graphs import Split
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.course import Course, timeline
-from memgraph.planner.decisions import Plan, Refusal, Timeline
+from memgraph.planner.decisions import Plan
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals
 from memgraph.planner.offload import Tiers
 from memgraph.planner.outlining import Outlining
 from memgraph.planner.prices import price_fusion
-from memgraph.planner.queues import Tier
 from memgraph.planner.replay import replayed
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, next_shards, starting_shards
@@ -44,89 +43,6 @@ SPARE = 0.02
 NO_TIERS = Tiers()
 # At most so many combinations of shards are planned; the best of their plans is taken.
 TILINGS = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A joint graph after planning."""
-
-    plan: Plan
-    facts: JointFacts
-    """Of the graph as it was planned, with its tiles."""
-    chosen: Candidate
-    """The candidate that the plan is made of."""
-    stock: Candidate
-    """Inductor's own partition of the same graph."""
-    bound: int | None
-    """Bytes above the baseline that were asked for, before the margin."""
-    refusals: tuple[Refusal, ...]
-    num_fwd_outputs: int
-    dropped: tuple[int, ...]
-    """Positions of the forward's outputs that the user drops before the backward begins."""
-    unplanned: Timeline
-    """A step of the graph without tiles, as Inductor partitions it."""
-    unplanned_seconds: float
-    """Predicted time of that step."""
-    seconds: float
-    """Predicted time of the planned step."""
-    offers: tuple[Offer, ...] = ()
-    """Other plans of the graph, where the bound asks for them."""
-    full: tuple[tuple[Tier, int], ...] = ()
-    """Tiers that had too little room for a better plan, with the bytes that it needed."""
-    tiers: tuple[Tier, ...] = ()
-    """Where values may go."""
-    planner: Planner | None = None
-    """Of the graph with its tiles."""
-    limit: int | None = None
-    """Bytes above the baseline that the plan was made for, by the sweep; None for no bound."""
-    untiled: JointFacts | None = None
-    """Facts of the graph without tiles; None where that is the graph as it was planned."""
-    outlining: Outlining = Outlining()
-    """Which layers became bodies."""
-    identity: Identity | None = None
-    """Which graph it is; None where nobody asks."""
-
-    @functools.cached_property
-    def course(self) -> Course:
-        """When the operators of a step run under the chosen plan, and the copies beside them."""
-        return Course(self.facts, self.chosen, self.tiers)
-
-    def least(self) -> Least | None:
-        """What no plan of the graph with these tiles can beat under this plan's bound; None where that is not known."""
-        if self.planner is None or self.limit is None:
-            return None
-        bounds = self.planner.bounds
-        under = bounds.under(max(self.limit, self.chosen.peak))
-        if under is None:
-            return None
-        return Least(self.seconds - self.chosen.seconds + under.seconds, under.price, bounds.smallest())
-
-    @property
-    def plain(self) -> bool:
-        """Whether the graph is as Inductor would have it."""
-        return self.plan.stock and not self.plan.tiled
-
-    def binding(self) -> tuple[Binding, ...]:
-        """What stands at the peak of the chosen plan, by the sweep, largest first."""
-        values = {value.name: value for value in self.facts.values}
-        live = timeline(self.facts, self.chosen).live_at_peak()
-        return tuple(
-            Binding(event.label, event.bytes, value.module, value.source)
-            for event in live
-            if (value := values.get(event.value)) is not None
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Least:
-    """What no plan of a graph can beat."""
-
-    seconds: float
-    """Time of a step, under the bound of the plan."""
-    price: float
-    """Seconds of a step that one more byte of that bound is worth, by the relaxation."""
-    peak: int
-    """Bytes above the baseline, by the sweep, whatever the bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,19 +161,40 @@ class Planning:
         if self.given is not None:
             return self.as_given(self.given, plain)
         choices: list[Choice] = []
-        shards: Shards | None = starting_shards(self.tiling.groups)
-        while shards is not None and len(choices) < TILINGS:
-            untiled = not choices and all(count == 1 for count in shards)
+        shards: Shards = starting_shards(self.tiling.groups)
+        for tried in range(TILINGS):
+            untiled = not tried and all(count == 1 for count in shards)
             variant = plain if untiled else self.variant(self.cuts.of(shards))
-            found = self.fitting(variant, wanted)
-            candidate = self.smallest(variant) if found is None else found
-            beside = self.bound.beside(candidate.peak, candidate.carried)
-            choices.append(Choice(variant, candidate, fits=found is not None, beside=beside))
-            shards = self.more_shards(choices[-1], wanted)
+            fastest = min((choice.seconds for choice in choices if choice.fits), default=None)
+            if fastest is not None and self.is_slower(variant, wanted, fastest):
+                blocked, beside = variant.planner.unplanned(), 0
+            else:
+                choices.append(choice := self.best_of(variant, wanted))
+                # Where a candidate fits and costs time, what stands at the peak of the fastest one made it necessary.
+                blocked, beside = variant.planner.unplanned() if choice.fits else choice.candidate, choice.beside
+                if choice.fits and choice.candidate.seconds <= 0:
+                    break
+            more = self.more_shards(variant, blocked, beside, wanted)
+            if more is None:
+                break
+            shards = more
         fitting = [choice for choice in choices if choice.fits]
         if fitting:
             return min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak))
         return min(choices, key=lambda choice: choice.candidate.peak + choice.beside)
+
+    def best_of(self, variant: _Variant, wanted: int | None) -> Choice:
+        """The fastest candidate of a variant that fits, or that which reaches least."""
+        found = self.fitting(variant, wanted)
+        candidate = self.smallest(variant) if found is None else found
+        beside = self.bound.beside(candidate.peak, candidate.carried)
+        return Choice(variant, candidate, fits=found is not None, beside=beside)
+
+    def is_slower(self, variant: _Variant, wanted: int | None, seconds: float) -> bool:
+        """Whether no plan of a variant that fits takes less than `seconds`: then none is looked for."""
+        return wanted is not None and variant.planner.none_takes_less(
+            seconds - variant.seconds, wanted - self.bound.margin
+        )
 
     def as_given(self, given: Plan, plain: _Variant) -> Choice:
         """The choice that a given plan is.  Raises PlanError where it cannot be made of this graph."""
@@ -268,17 +205,13 @@ class Planning:
             raise PlanError(f"the plan has tiles that this graph cannot have: {refused.what}: {refused.reason}")
         return Choice(variant, replayed(given, variant.planner.candidates, self.tiers), fits=True)
 
-    def more_shards(self, choice: Choice, wanted: int | None) -> Shards | None:
-        """The shards to try next; None where no more are needed, or there are none."""
+    def more_shards(self, variant: _Variant, blocked: Candidate, beside: int, wanted: int | None) -> Shards | None:
+        """The shards to try next; None where there are none.  blocked: what stands at its peak is in the way."""
         tiling = self.tiling
-        free_of_charge = choice.fits and choice.candidate.seconds <= 0
-        if wanted is None or free_of_charge or not tiling.groups:
+        if wanted is None or not tiling.groups:
             return None
-        variant = choice.variant
-        # A candidate that fits and costs time: what stands at the peak of the fastest one made it necessary.
-        blocked = variant.planner.unplanned() if choice.fits else choice.candidate
         standing = tiling.standing(timeline(variant.facts, blocked), variant.cut.shards)
-        limit = wanted - self.bound.margin - choice.beside
+        limit = wanted - self.bound.margin - beside
         return next_shards(tiling.groups, variant.cut.shards, standing, blocked.peak, limit)
 
     def offers(self, variant: _Variant, chosen: Candidate) -> tuple[Offer, ...]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options, of_a_plan
+from memgraph.backend.planned import Planned
 from memgraph.planner.step_plan import GraphPlan, StepPlan
 from memgraph.reporting.report import Report
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memgraph.backend.budget import held_back
-from memgraph.backend.joint_graph import Planned
 from memgraph.backend.options import Options
+from memgraph.backend.planned import Planned
 from memgraph.base.errors import BudgetError, FullTier
 from memgraph.base.fingerprint import source_fingerprint
 from memgraph.planner.candidates import Candidate

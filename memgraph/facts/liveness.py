@@ -155,7 +155,7 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
             _born(values, program, slot, found)
             continue
         costly = value.heavy or (heavy and not heavy.isdisjoint(sources))
-        moved = NOTHING
+        moved: Set[int] = NOTHING
         if value.elsewhere or (inlined and not inlined.keys().isdisjoint(sources)):
             moved = _moved(value, sources, through, inlined)
         if kind == "view":  # costs nothing and runs nowhere: its readers read what it views
@@ -242,7 +242,7 @@ def _together(through: Sequence[int | frozenset[int]], sources: Sequence[int]) -
 
 
 def _wanted(kinds: Sequence[str], program: Program) -> tuple[Counter[int], set[int]]:
-    """By slot, how many steps read it; and the slots that a step reads, maybe through views, which fuses with nothing."""
+    """By slot, how many steps read it; and the slots that steps which fuse with nothing read, maybe through views."""
     readers = Counter(itertools.chain.from_iterable(program.reads))
     wanted = {*program.outputs, *program.settled, *(slot for slot, _ in program.until)}
     for slot in range(len(kinds) - 1, program.inputs - 1, -1):

@@ -29,6 +29,7 @@ import functools
 import itertools
 from collections.abc import Callable
 
+from memgraph.facts.actions import Offload
 from memgraph.facts.joint import JointFacts
 from memgraph.planner import polish
 from memgraph.planner.alike import AlikePlanner
@@ -95,6 +96,8 @@ class Planner:
         unplanned = self.unplanned()
         if bound is None or unplanned.peak <= bound:
             return unplanned
+        if self._is_impossible(bound):
+            return None
         if self.offloader is None:
             return None if self.uniform is None else self._kept(self.uniform, bound)
         moved = self.offloader.best(bound, *self._bases(), self._least_seconds)
@@ -116,10 +119,28 @@ class Planner:
         """Whether no plan without tiers beats one with them, or their lack, under a bound: then none is looked for."""
         if moved is not None and moved.seconds <= self._least_seconds:
             return True
-        if len(self.facts.values) > MOST_VALUES:  # the program takes longer than the search
+        if self._sent_by_rules or len(self.facts.values) > MOST_VALUES:  # the program takes longer than the search
             return False
         least = self._bounds_alone.under(bound)
         return least is None or (moved is not None and least.seconds >= moved.seconds)
+
+    def none_takes_less(self, seconds: float, bound: int) -> bool:
+        """Whether it is proven that no plan under a bound takes less than `seconds` beyond Inductor's own choice."""
+        if self._sent_by_rules:
+            return False
+        least = self.bounds.under(bound)
+        return least is None or least.seconds >= seconds
+
+    def _is_impossible(self, bound: int) -> bool:
+        """Whether it is proven that no plan keeps a bound: then none is looked for."""
+        if self.uniform is None or self._sent_by_rules:
+            return False
+        return all(c.peak > bound for _, c in self.uniform.found) and bound < self.bounds.smallest()
+
+    @functools.cached_property
+    def _sent_by_rules(self) -> bool:
+        """Whether rules send values away. The linear program knows nothing of tiers that only rules may use."""
+        return any(value.pinned(Offload) for value in self.facts.values)
 
     def unplanned(self) -> Candidate:
         """Inductor's own choice, less what the rules send to another tier."""

@@ -11,8 +11,9 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from memgraph.backend.budget import Bound
-from memgraph.backend.joint_graph import NO_TIERS, Planned, plan_partition
+from memgraph.backend.joint_graph import NO_TIERS, plan_partition
 from memgraph.backend.options import parse_options
+from memgraph.backend.planned import Planned
 from memgraph.base import compat
 from memgraph.machine.hardware import built_in
 from memgraph.planner.offload import Tiers
