@@ -113,8 +113,8 @@ def plan_times(task: Task) -> Iterator[Result]:
     from memgraph.verify.rewrite import snapshot
 
     joint, arguments = capture(task["layers"])
-    stock = snapshot(joint)  # planning rewrites what it is given, and so does the stock split
     with planned_as_in_lowering():
+        stock = snapshot(joint)  # planning rewrites what it is given, and so does the stock split
         _, inductor = cpu_seconds(lambda: compat.stock_partition(stock, None, **arguments))
     known = {"layers": task["layers"], "nodes": len(joint.graph.nodes), "inductor": inductor}
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,8 @@ def planned_twice(joint: Any, arguments: dict[str, Any], options: Any) -> Iterat
     found, bound = tiers(options, hardware, here=False), Bound(fraction=FRACTION)
 
     def planning(bound: Bound) -> Callable[[], Any]:
-        graph = snapshot(joint)
+        with planned_as_in_lowering():  # as Inductor hands it over: its code is made when it runs
+            graph = snapshot(joint)
         return lambda: plan_partition(graph, None, options, hardware, bound, found, **arguments)
 
     for budget in (f"{FRACTION:g}", "the same in bytes"):
