@@ -41,8 +41,8 @@ from memgraph.step.variants import Envelope, Offer
 # cheaper than compiling twice.
 SPARE = 0.02
 NO_TIERS = Tiers()
-# At most so many combinations of shards are planned; the best of their plans is taken. More shards are not tried once so
-# many in a row could not have been faster: in 32 searches of eight models none that came later was (decisions/0007).
+# At most so many combinations of shards are planned; the best of their plans is taken. More shards are not tried once
+# so many in a row could not have been faster: in 32 searches of eight models none that came later was (decisions/0007).
 TILINGS = 6
 SLOWER_IN_A_ROW = 2
 

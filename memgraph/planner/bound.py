@@ -107,7 +107,7 @@ class LowerBounds:
             costs[self.relaxation.peak] = 1.0 if cost is None else 0.0
             most = list(program.most)
             most[self.relaxation.peak] = peak
-            found = program.solve(costs, most)
+            found = program.solve(costs, most, kind=cost is None)
             if found is None or not self._add_broken(found.values):
                 break
         return found

@@ -45,7 +45,8 @@ class LinearProgram:
         """By row: what its sum must reach."""
         self._terms: list[tuple[int, int, float]] = []
         """(row, variable, coefficient)"""
-        self._solver: _Solver | None = None
+        self._solvers: dict[object, _Solver] = {}
+        """By kind of question, the solver that has answered the last one."""
 
     def variable(self, cost: float = 0.0, most: float = 1.0) -> int:
         """Add a variable; returns its number."""
@@ -63,22 +64,25 @@ class LinearProgram:
         """Add terms to a row."""
         self._terms += [(row, column, coefficient) for column, coefficient in terms]
 
-    def solve(self, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
-        """The solution of the least cost; None where nothing satisfies all rows.  cost, most: by variable.
+    def solve(self, cost: Sequence[float], most: Sequence[float], kind: object = None) -> Solution | None:
+        """The solution of the least cost; None where nothing satisfies all rows.
+
+        cost, most: by variable.  kind: questions of one kind begin at the optimum of the last; one of another kind may
+        be a worse place to begin than none.
 
         Raises NotSolved.
         """
-        last, self._solver = self._solver, None
+        last = self._solvers.pop(kind, None)
         if last is not None and last.grown(len(self.cost), self.least, self._terms):
             with contextlib.suppress(NotSolved):  # the last optimum may be a bad place to begin
-                return self._solved(last, cost, most)
+                return self._solved(last, cost, most, kind)
         new = _Solver()
         new.grown(len(self.cost), self.least, self._terms)
-        return self._solved(new, cost, most)
+        return self._solved(new, cost, most, kind)
 
-    def _solved(self, solver: _Solver, cost: Sequence[float], most: Sequence[float]) -> Solution | None:
+    def _solved(self, solver: _Solver, cost: Sequence[float], most: Sequence[float], kind: object) -> Solution | None:
         found = solver.solution(cost, most)
-        self._solver = solver
+        self._solvers[kind] = solver
         return found
 
 
