@@ -18,11 +18,20 @@ Values that an operator reads in a larger size, such as the causal mask that all
 
     before:  attention(q, k, v, expand(where(...), [1, heads, ...]))      a mask is written for every head
     after:   m* = where(...); attention(q, k, v, expand(m, [1, heads, ...]))
+
+Products that a sum adds to what is computed later, such as the head's part of the gradient of weights that it
+shares with the embedding:
+
+    before:  p = dlogits.T @ h; ...; dE = p + scatter(...)          one addmm: dlogits is live until it runs
+    after:   p = dlogits.T @ h; d = detach(p); ...; dE = d + ...    Inductor looks for a product and finds none
 """
 
 from __future__ import annotations
 
 import dataclasses
+
+import torch
+from torch import fx
 
 from memgraph.base import compat
 from memgraph.passes.graphs import Rewritten, Split
@@ -37,8 +46,19 @@ def settle(split: Split, plan: Plan) -> Rewritten[Split]:
     backward = compat.copy_graph(split.backward)
     for node in backward.graph.nodes:
         if node.name in missing:
-            compat.write_to_memory(node)
+            if node.target is torch.ops.aten.mm.default:
+                _hide(node)
+            else:
+                compat.write_to_memory(node)
             missing.discard(node.name)
     if missing:
         raise ValueError(f"the plan writes {', '.join(sorted(missing)[:5])}, which the backward does not hold")
     return Rewritten(dataclasses.replace(split, backward=backward), modified=True)
+
+
+def _hide(product: fx.Node) -> None:
+    """Let no reader of a product see that it is one: Inductor looks for patterns, then lowers `detach` to nothing."""
+    with product.graph.inserting_after(product):
+        hidden = product.graph.call_function(torch.ops.aten.detach.default, (product,))
+    hidden.meta = dict(product.meta)
+    product.replace_all_uses_with(hidden, delete_user_cb=lambda reader: reader is not hidden)

@@ -16,7 +16,7 @@ from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import seconds
 from memgraph.facts.liveness import Program, sweep, written
 from memgraph.facts.operators import qualified_name
-from memgraph.facts.values import HEAVY, Value, fused_seconds, kind_of, owned_bytes, read_elsewhere, root
+from memgraph.facts.values import Value, fused_seconds, heavy_names, kind_of, owned_bytes, read_elsewhere, root
 from memgraph.machine.hardware import Hardware
 
 
@@ -56,7 +56,7 @@ class NodeReader:
             region=0,
             savable=False,
             elsewhere=read_elsewhere(node),
-            heavy=on_cpu and qualified_name(node.target) in HEAVY,
+            heavy=on_cpu and qualified_name(node.target) in heavy_names(),
             scratch=cost.scratch,
         )
 

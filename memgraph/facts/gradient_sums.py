@@ -2,11 +2,16 @@
 
 Autograd adds the parts one by one, as they come. Inductor may make one kernel of all additions, which runs when the
 last part is there; until then all parts are live. A plan may write the sums to memory instead (passes/settle.py).
+
+Of a product and the sum that adds it, Inductor makes one operator (`addmm`), which runs where the sum stands. Where
+what it is added to is there only later, all that the product multiplies is live until then: weights that the embedding
+and the head share keep the gradient of the logits until the embedding's own gradient is there, at the end of the
+backward. A plan may have the product computed in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -28,6 +33,23 @@ def gradient_sums(backward: Iterable[fx.Node]) -> set[fx.Node]:
             chain += previous
         chains.append(chain)
     return {node for chain in chains if len(chain) >= LEAST_SUMS for node in chain}
+
+
+def early_products(backward: Sequence[fx.Node]) -> set[fx.Node]:
+    """Products that nothing but a sum reads, which adds them to what is computed after them.
+
+    backward: in order.
+    """
+    place = {node: n for n, node in enumerate(backward)}
+    found = set()
+    for node in backward:
+        reader = next(iter(node.users), None)
+        if node.target is not torch.ops.aten.mm.default or len(node.users) != 1 or reader not in place:
+            continue
+        adds = reader.target is torch.ops.aten.add.Tensor and not reader.kwargs
+        if adds and any(place.get(other, -1) > place[node] for other in reader.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _adds_gradients(node: fx.Node, backward: set[fx.Node]) -> bool:

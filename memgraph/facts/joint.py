@@ -21,7 +21,7 @@ from memgraph.facts.bodies import NodeReader
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks
 from memgraph.facts.expanded import read_expanded
-from memgraph.facts.gradient_sums import gradient_sums
+from memgraph.facts.gradient_sums import early_products, gradient_sums
 from memgraph.facts.labels import label_of, source_of
 from memgraph.facts.operators import family, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
@@ -94,8 +94,13 @@ class JointFacts:
 
     @functools.cached_property
     def settled(self) -> frozenset[int]:
-        """Sums of a gradient, and what an operator reads in a larger size."""
-        return frozenset(i for i, value in enumerate(self.values) if value.accumulates or value.expanded)
+        """Sums of a gradient, products that they add to what comes later, what an operator reads in a larger size."""
+        return frozenset(i for i, v in enumerate(self.values) if v.accumulates or v.early or v.expanded)
+
+    @functools.cached_property
+    def early(self) -> frozenset[int]:
+        """Products that sums add to what is computed later."""
+        return frozenset(i for i, value in enumerate(self.values) if value.early)
 
     @functools.cached_property
     def random_masks(self) -> frozenset[int]:
@@ -184,6 +189,7 @@ def read_joint(
 def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device: str) -> Iterator[Value]:
     """The values of a graph's nodes, in order, still without their regions, pins and what fixes them."""
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
+    early = early_products(sides.backward)
     forward = frozenset(sides.forward)
     for place, node in enumerate(nodes):
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
@@ -193,6 +199,7 @@ def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device:
             value,
             savable=tensor and value.kind != "tangent",
             accumulates=node in sums,
+            early=node in early,
             masks=node in masks,
             expanded=node in expanded,
             movable=movable,

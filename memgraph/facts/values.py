@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.base.sizes import round_up
 from memgraph.facts.actions import Action, Fixed, Pin
 from memgraph.facts.costs import storage_span
 from memgraph.facts.operators import aten_names, family, qualified_name
 from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
-
-# On the CPU Inductor writes a value with one of these in it to memory if it has several readers
-# (torch/_inductor/ir.py, should_realize_on_reuse).
-HEAVY = aten_names("exp sigmoid")
 
 # Operators that read other entries of their inputs than the one that they write, or may: of an index nothing is known.
 MOVES = aten_names(
@@ -84,6 +82,8 @@ class Value:
     is no primal."""
     accumulates: bool = False
     """Whether it is one of a chain of additions that sum up a gradient: all but the last are read by the next alone."""
+    early: bool = False
+    """Whether it is a product that a sum adds to what is computed later: Inductor, by itself, computes both then."""
     masks: bool = False
     """Whether it is made of random numbers alone and takes fewer bytes than they do."""
     expanded: bool = False
@@ -99,6 +99,12 @@ class Value:
     def pinned(self, kind: type[Action]) -> bool:
         """Whether a pin asks for an action of this kind."""
         return self.pin is not None and isinstance(self.pin.action, kind)
+
+
+@functools.cache
+def heavy_names() -> frozenset[str]:
+    """On the CPU Inductor writes a value with one of these in it to memory if it has several readers."""
+    return aten_names(compat.heavy_functions())
 
 
 def is_backward_input(node: fx.Node) -> bool:

@@ -85,7 +85,7 @@ class Candidates:
     def __init__(self, facts: JointFacts, *, fused: bool = True, copies: Copies = Copies.OF_HELD) -> None:
         """fused: sweep as Inductor allocates; else as the FX interpreter does.  copies: the default of `of`."""
         self.facts, self.fused, self.copies = facts, fused, copies
-        base = make_schedule(facts, facts.stock_saved, copies, settle=False)
+        base = make_schedule(facts, facts.stock_saved, copies, settle=False, fused=fused)
         self.stock_time = self._seconds(base)
         """Seconds that Inductor's own choice recomputes, and writes what would not be written otherwise."""
         self.stock_step = sum(facts.values[i].seconds for i in (*facts.forward, *facts.backward)) + self.stock_time
@@ -93,9 +93,10 @@ class Candidates:
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
-        # A plan of ours settles sums of gradients, and masks that the backward computes again (schedule.py). In a graph
-        # without them, the set that Inductor saves is its own choice.
-        if not any(value.accumulates or (value.masks and i in base.recomputed) for i, value in enumerate(facts.values)):
+        # A plan of ours settles sums of gradients, what they add, and masks that the backward computes again
+        # (schedule.py). In a graph without them, the set that Inductor saves is its own choice.
+        settled = (v.accumulates or v.early or (v.masks and i in base.recomputed) for i, v in enumerate(facts.values))
+        if not any(settled):
             self._seen[frozenset(base.saved), copies] = self.stock
 
     def of(self, saved: frozenset[int], copies: Copies | None = None) -> Candidate | None:

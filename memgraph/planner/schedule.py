@@ -89,18 +89,26 @@ class Unschedulable(Exception):
 
 
 def make_schedule(
-    facts: JointFacts, saved: Iterable[int], copies: Copies = Copies.OF_HELD, *, settle: bool = True
+    facts: JointFacts,
+    saved: Iterable[int],
+    copies: Copies = Copies.OF_HELD,
+    *,
+    settle: bool = True,
+    fused: bool = True,
 ) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
     settle: sums of a gradient are written to memory one by one, and so is a mask that is computed again and read by
     several steps. By itself Inductor adds products one by one, and makes one kernel of all other additions, until which
     all that they add stays live; and of a mask it writes the random numbers, which take more bytes. So is a value that
-    an operator reads in a larger size: Inductor would write it in that.
+    an operator reads in a larger size: Inductor would write it in that. And a product that a sum adds to what comes
+    later is computed in its place; by itself Inductor computes it with the sum.
+
+    fused: what is not settled is as Inductor does it; else as the FX interpreter does.
 
     Raises Unschedulable.
     """
-    walk = _Backward(facts, saved, copies)
+    walk = _Backward(facts, saved, copies, facts.early if fused and not settle else frozenset())
     for position, operator in enumerate(facts.backward):
         walk.run(operator, position)
     walk.provide(facts.backward_outputs)
@@ -121,8 +129,9 @@ class _Backward:
     What a step reads is named by a number: of a step, its own; of a value that is held, as `held` names it.
     """
 
-    def __init__(self, facts: JointFacts, saved: Iterable[int], copies: Copies) -> None:
-        self.facts, self.values = facts, facts.values
+    def __init__(self, facts: JointFacts, saved: Iterable[int], copies: Copies, late: frozenset[int]) -> None:
+        """late: operators that run right before their reader."""
+        self.facts, self.values, self.late = facts, facts.values, late
         kept = set(saved)
         self.until = copied_until(facts, kept, copies)
         self.held = kept.union(facts.primals, facts.tangents)
@@ -140,6 +149,12 @@ class _Backward:
 
     def run(self, operator: int, position: int) -> None:
         """Append one operator of the backward, and before it whatever it needs."""
+        if operator not in self.late:
+            for i in self.late.intersection(self.values[operator].inputs) if self.late else ():
+                self._run(i, position)
+            self._run(operator, position)
+
+    def _run(self, operator: int, position: int) -> None:
         value = self.values[operator]
         reads: tuple[int | None, ...] = tuple(map(self.there.get, value.inputs))
         if None in reads:

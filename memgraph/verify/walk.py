@@ -121,6 +121,8 @@ def _call(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
         return replay(frame, node), node
     if schema.transfer:
         return copy(frame, node), node
+    if node.target is torch.ops.aten.detach.default:  # no graph here has an autograd of its own: it is what it detaches
+        return frame.values[node.args[0]], frame.storages[node.args[0]]
     return _operator(frame, node, schema)
 
 

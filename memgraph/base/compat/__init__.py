@@ -53,6 +53,7 @@ from memgraph.base.compat.fake import (
 from memgraph.base.compat.inductor import (
     compile_graph,
     config_fingerprint,
+    heavy_functions,
     inductor_cache_folder,
     inductor_config_keys,
     inductor_setting,
@@ -185,6 +186,7 @@ __all__ = [
     "holders_alone",
     "hooks_all_steps",
     "in_backward",
+    "heavy_functions",
     "inductor_cache_folder",
     "inductor_config_keys",
     "inductor_pure_random",

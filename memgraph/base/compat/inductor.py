@@ -31,6 +31,18 @@ def inductor_settings(settings: dict[str, Any]) -> contextlib.AbstractContextMan
     return inductor_config.patch(settings)
 
 
+def heavy_functions() -> str:
+    """Names of the pointwise functions that Inductor, on the CPU, writes to memory rather than into several readers.
+
+    2.11: two of them; from 2.13 on all (`should_realize_on_reuse` in torch/_inductor/ir.py, which came with limits of
+    its own for the CPU).
+    """
+    import torch._inductor.config as inductor_config
+
+    newer = hasattr(inductor_config, "realize_cpu_opcount_threshold")
+    return "exp sigmoid log log10 log1p log2 tanh" if newer else "exp sigmoid"
+
+
 def compile_graph(
     gm: Any, inputs: Any, inner_compile: Any, patches: dict[str, Any], *, retain_graph: bool = False
 ) -> Any:
