@@ -43,10 +43,10 @@ def early_products(backward: Sequence[fx.Node]) -> set[fx.Node]:
     place = {node: n for n, node in enumerate(backward)}
     found = set()
     for node in backward:
-        reader = next(iter(node.users), None)
-        if node.target is not torch.ops.aten.mm.default or len(node.users) != 1 or reader not in place:
+        if node.target is not torch.ops.aten.mm.default or len(node.users) != 1:
             continue
-        adds = reader.target is torch.ops.aten.add.Tensor and not reader.kwargs
+        (reader,) = node.users
+        adds = reader in place and reader.target is torch.ops.aten.add.Tensor and not reader.kwargs
         if adds and any(place.get(other, -1) > place[node] for other in reader.all_input_nodes):
             found.add(node)
     return found
