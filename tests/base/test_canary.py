@@ -320,3 +320,11 @@ def test_calls_without_readers_are_known():
 
 def test_allocations_are_profiled():
     assert peak_above_start(lambda: torch.empty(1024).sum(), "cpu") == 4096 + 4
+
+
+def test_heavy_functions_are_those_that_this_torch_lists():
+    ir = importlib.import_module("torch._inductor.ir")
+    source = inspect.getsource(ir.StorageBox.should_realize_on_reuse)
+    listed = re.search(r"heavy_ops = \[(.*?)\]", source, re.DOTALL)
+    assert listed, "facts/values.py asks which functions Inductor writes to memory where several read them"
+    assert set(re.findall(r'"(\w+)"', listed[1])) == set(compat.heavy_functions().split())
