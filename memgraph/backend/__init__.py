@@ -9,6 +9,7 @@ from memgraph.backend.compilation import Compilation
 from memgraph.backend.options import parse_options
 from memgraph.base import compat
 from memgraph.base.errors import MemgraphError
+from memgraph.base.stack import with_room
 
 
 def memgraph(
@@ -24,6 +25,6 @@ def memgraph(
     """
     try:
         parsed = parse_options({**(options or {}), "mode": mode} if mode is not None else options)
-        return Compilation(gm, example_inputs, parsed).run()
+        return with_room(Compilation(gm, example_inputs, parsed).run)
     except MemgraphError as error:
         raise compat.through_dynamo(error) from error.__cause__

@@ -33,6 +33,7 @@ from memgraph.backend.rules import warn_of_unmatched
 from memgraph.base import compat
 from memgraph.base.errors import GraphError, MemgraphError, OptionsError
 from memgraph.base.garbage import without_collections
+from memgraph.base.stack import with_room
 from memgraph.facts import kernel_scratch
 from memgraph.machine import cuda_libraries
 from memgraph.machine.hardware import Hardware, load, named
@@ -167,7 +168,7 @@ def captured(
     token = _current.set(capture)
     try:
         with compat.only_tracing(), without_collections():
-            torch.compile(compat.uncompiled(fn), backend=_backend)(*args, **kwargs)
+            with_room(torch.compile(compat.uncompiled(fn), backend=_backend), *args, **kwargs)
     except Exception:
         if not capture.found:  # else it is what ended the compilation, however Dynamo dressed it
             raise
