@@ -2,7 +2,7 @@
 
 CPython (from 3.11 on) keeps the frames of a thread in chunks of 16 KiB, each of them mapped when the first frame needs
 it and unmapped when that frame returns. A loop whose calls cross the border of a chunk maps and unmaps one with each
-call: half of the time of a compilation, if the depth of the stack happens to be so. A frame that needs more gets a
+call: half of the time of planning 32 layers, at one depth (docs/decisions/0014). A frame that needs more gets a
 larger chunk, and what is left of that serves all frames that it calls.
 """
 

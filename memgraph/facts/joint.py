@@ -77,10 +77,9 @@ class JointFacts:
         return frozenset(self.backward)
 
     @functools.cached_property
-    def fused_forward(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The values of the forward that fused operators or views make and that may run twice; with their inputs."""
-        fused = ("view", "pointwise", "symbol")
-        return tuple((i, v.inputs) for i in self.forward if (v := self.values[i]).kind in fused and not v.fixed)
+    def inlinable_forward(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The values of the forward that a reader can make anew, with their inputs."""
+        return tuple((i, self.values[i].inputs) for i in self.forward if self.values[i].inlinable)
 
     @functools.cached_property
     def sums_of_products(self) -> frozenset[int]:

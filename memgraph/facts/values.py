@@ -96,6 +96,11 @@ class Value:
     """The user's line that made it, as "file:line"."""
     label: Label = UNLABELLED
 
+    @property
+    def inlinable(self) -> bool:
+        """Whether a fused operator or a view makes it, which may run twice: a reader can make it anew."""
+        return self.kind in ("view", "pointwise", "symbol") and not self.fixed
+
     def pinned(self, kind: type[Action]) -> bool:
         """Whether a pin asks for an action of this kind."""
         return self.pin is not None and isinstance(self.pin.action, kind)

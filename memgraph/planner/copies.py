@@ -23,7 +23,6 @@ import enum
 import math
 
 from memgraph.facts.joint import JointFacts
-from memgraph.facts.values import Value
 
 
 class Copies(enum.IntEnum):
@@ -54,7 +53,7 @@ def copied_until(facts: JointFacts, held: set[int], copies: Copies) -> list[floa
 
 def _of_held(facts: JointFacts, held: set[int]) -> list[float]:
     always = held.union(facts.primals, facts.tangents)
-    for i, inputs in facts.fused_forward:  # no value of the backward is computed twice
+    for i, inputs in facts.inlinable_forward:  # no value of the backward is computed twice
         if always.issuperset(inputs):
             always.add(i)
     until = [NEVER] * len(facts.values)
@@ -106,7 +105,7 @@ def _sources(facts: JointFacts, held: set[int]) -> tuple[list[frozenset[int] | N
         way = nothing
         if i not in held and value.kind not in ("primal", "tangent"):
             found = frozenset((value.storage,))
-            if _is_fused(value):
+            if value.inlinable:
                 found = _union([sources[j] for j in value.inputs])
                 if found is not None and len(found) == 1:
                     way = frozenset((i,)).union(*(through[j] for j in value.inputs))
@@ -123,7 +122,3 @@ def _union(parts: list[frozenset[int] | None]) -> frozenset[int] | None:
             return None
         found |= part
     return frozenset(found) if len(found) <= MOST_SOURCES else None
-
-
-def _is_fused(value: Value) -> bool:
-    return value.kind in ("view", "pointwise", "symbol") and not value.fixed
