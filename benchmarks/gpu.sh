@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a CUDA GPU, in one command and without a network: the CUDA tests, the demo, the comparison.
 #
-#   benchmarks/gpu.sh                        check, then all six
+#   benchmarks/gpu.sh                        check, then all seven
 #   benchmarks/gpu.sh tests bench            only these, in this order
 #   PYTHON=/opt/py/bin/python OUT=out/gpu ARMS=inductor,memgraph ROUNDS=3 benchmarks/gpu.sh bench
 #
@@ -17,8 +17,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 out=$(realpath -m "${OUT:-out/gpu}")
 rounds=${ROUNDS:-5}
-# About a billion parameters: the activations of 8,192 tokens outweigh them many times over. Not every arm of run.py,
-# because each compiles for the best part of a minute.
+jobs=${JOBS:-$((($(nproc) + 1) / 2))}
+# About 800 million parameters: the activations of 8,192 tokens outweigh them. Not every arm of run.py, because each
+# compiles for the best part of a minute; all of them are on the GPU at a time.
 arms=${ARMS:-eager,inductor,activation_memory_budget,memgraph}
 model=(--layers 12 --hidden 2048 --sequence 4096 --vocabulary 32768 --batch 2 --dtype bfloat16)
 
@@ -69,7 +70,14 @@ add_memgraph() {
 }
 
 stage_tests() {
-    "$python" -m pytest -q -m cuda -p no:cacheprovider tests
+    local workers=()
+    "$python" -c 'import xdist' 2> /dev/null && workers=(-n "$jobs")
+    "$python" -m pytest -q -m cuda -p no:cacheprovider --durations=10 "${workers[@]}" tests
+}
+
+stage_cases() {
+    # The kinds of training that the simulated device holds every prediction against.
+    "$python" -m benchmarks.simulated --card here --jobs "$jobs" --name cuda-cases
 }
 
 stage_demo() {
@@ -78,7 +86,7 @@ stage_demo() {
 
 stage_bench() {
     "$python" -m benchmarks.run --device cuda "${model[@]}" --arms "$arms" --rounds "$rounds" \
-        --budgets 1.0,0.6,0.4,0.25 --activation-budgets 0.5,0.25,0.1
+        --budgets 0.8,0.6,0.4 --activation-budgets 0.5,0.25
 }
 
 stage_offload() {
@@ -113,10 +121,10 @@ stage_tile() {
 }
 
 stages=("$@")
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests demo bench offload gpudirect tile)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests cases demo bench offload gpudirect tile)
 for stage in "${stages[@]}"; do
     if ! declare -F "stage_$stage" > /dev/null; then
-        echo "no stage $stage; there are: tests, demo, bench, offload, gpudirect, tile" >&2
+        echo "no stage $stage; there are: tests, cases, demo, bench, offload, gpudirect, tile" >&2
         exit 2
     fi
 done

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import statistics
@@ -21,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -85,20 +87,29 @@ Start = Callable[..., Process]
 
 
 def compare(
-    work: str, tasks: dict[str, Task], rounds: int, start: Start = Process, last_word: str = ""
+    work: str, tasks: dict[str, Task], rounds: int, start: Start = Process, last_word: str = "", jobs: int = 1
 ) -> dict[str, Result]:
-    """By arm, its first result, the seconds of a step in each round, and the answer to `last_word`."""
+    """By arm, its first result, the seconds of a step in each round, and the answer to `last_word`.
+
+    jobs: so many arms compile at a time, once the first has. All of them have compiled before the first is timed.
+    """
     results: dict[str, Result] = {}
     processes: dict[str, Process] = {}
+
+    def compile_arm(name: str) -> Result:
+        say(f"{name}: compiling")
+        processes[name] = start(work, tasks[name])
+        return processes[name].result()
+
     try:
-        for name, task in tasks.items():
-            say(f"{name}: compiling")
-            processes[name] = start(work, task)
-            first = processes[name].result()
-            results[name] = {"arm": task["arm"]} | first | {"seconds": []}
-            if first.keys() & {"failure", "refused"}:
-                say(f"{name}: {first.get('failure', 'refused')}")
-                processes.pop(name).close()
+        with ThreadPoolExecutor(jobs) as pool:
+            reference, *others = tasks
+            compiled = itertools.chain([compile_arm(reference)], pool.map(compile_arm, others))
+            for (name, task), first in zip(tasks.items(), compiled, strict=True):
+                results[name] = {"arm": task["arm"]} | first | {"seconds": []}
+                if first.keys() & {"failure", "refused"}:
+                    say(f"{name}: {first.get('failure', 'refused')}")
+                    processes.pop(name).close()
         for number in range(rounds):
             for name in list(processes):
                 answer = processes[name].ask("step")
@@ -115,6 +126,11 @@ def compare(
         for process in processes.values():
             process.close()
     return results
+
+
+def compiling_jobs(device: str) -> int:
+    """How many arms compile at a time: one where the CPU computes, since an arm's peak and first step are its work."""
+    return 1 if device == "cpu" else max(1, (os.cpu_count() or 1) // 2)
 
 
 def ratios(result: Result, reference: Result, key: str = "seconds") -> list[float]:

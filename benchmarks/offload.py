@@ -64,7 +64,8 @@ def main(
         task |= {"device": device, "dtype": dtype}
         if rounds:
             tasks = {arm: task | {"arm": arm} for arm in (arms.split(",") if arms else ARMS[device])}
-            data["arms"] = list(harness.compare(WORK, tasks, rounds, start, "memory").values())
+            jobs = harness.compiling_jobs(device)
+            data["arms"] = list(harness.compare(WORK, tasks, rounds, start, "memory", jobs).values())
         if flat:
             data["flat"] = watch(task | {"arm": "memgraph both"}, flat)
         for arm in data.get("arms", ()):

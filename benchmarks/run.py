@@ -52,7 +52,13 @@ def measure(arms: list[dict[str, Any]], task: Task, rounds: int, group: int, log
     found: dict[str, Result] = {}
     for members in groups:
         tasks = {one["name"]: task | {"arm": one} for one in (reference, *members)}
-        results = harness.compare("benchmarks.run_arm:work", tasks, rounds, lambda work, task: Process(work, task, log))
+        results = harness.compare(
+            "benchmarks.run_arm:work",
+            tasks,
+            rounds,
+            lambda work, task: Process(work, task, log),
+            jobs=harness.compiling_jobs(task["device"]),
+        )
         base = results[REFERENCE]
         if not base["seconds"]:
             raise RuntimeError(f"{REFERENCE} did not run: {base.get('failure')}; the workers' log says more")

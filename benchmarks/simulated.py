@@ -1,15 +1,17 @@
-"""Kinds of training under budgets on a simulated GPU: bytes that were predicted, requested, allocated and reserved.
+"""Kinds of training under budgets on a GPU, simulated or not: bytes predicted, requested, allocated and reserved.
 
     python -m benchmarks.simulated --cases plain,lora
+    python -m benchmarks.simulated --card here --jobs 8
 
 Run it with a Python that has torch's CUDA build (`make test-simulated` makes one, .venv-cuda). The cases are those of
-tests/simulated/matrix.py. Every case runs in a process of its own. Bytes are those of torch's own allocator; nothing
-was computed, and no figure is a time.
+tests/simulated/matrix.py. Every case runs in a process of its own. Bytes are those of torch's own allocator; where the
+GPU is simulated nothing was computed. No figure is a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import typer
@@ -24,23 +26,38 @@ HEADS = (
 )  # fmt: skip
 
 
+HERE = "here"
+
+
 def main(
     cases: Annotated[str, typer.Option(help="Names, by commas; all of them without.")] = "",
-    card: Annotated[str, typer.Option(help="Words of a card's name.")] = "H100",
+    card: Annotated[str, typer.Option(help=f"Words of a card's name; {HERE!r} for this machine's own.")] = "H100",
+    jobs: Annotated[int, typer.Option(help="Cases at a time.")] = 1,
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "simulated-h100",
 ) -> None:
     """Measure, print, and write to benchmarks/results."""
-    from tests.simulated.matrix import CASES
+    from tests.simulated.matrix import CASES, ONLY_SIMULATED
 
-    record, rows = harness.Record(name), []
-    environment = simulator.environment(card)
-    for case in cases.split(",") if cases else CASES:
-        for row in Process("benchmarks.simulated:measure", {"case": case}, environment=environment).results():
-            harness.say(str(row))
-            rows.append({"case": case} | row)
-            body = f"Simulated: {card}. {NOTE}\n\n" + table.markdown(HEADS, map(cells, rows))
-            text = record.write("Training on a simulated GPU", {"card": card, "rows": rows}, body)
-    print(text)
+    chosen = cases.split(",") if cases else [case for case in CASES if card != HERE or case not in ONLY_SIMULATED]
+    environment = {} if card == HERE else simulator.environment(card)
+    record, found = harness.Record(name, "cuda" if card == HERE else "cpu"), {}
+
+    def run(case: str) -> None:
+        process = Process("benchmarks.simulated:measure", {"case": case}, environment=environment)
+        found[case] = []
+        for row in process.results():
+            harness.say(f"{case}: {row}")
+            found[case].append({"case": case} | row)
+            page()
+
+    def page() -> str:
+        rows = [row for case in chosen for row in tuple(found.get(case, ()))]
+        body = f"{'On the card' if card == HERE else f'Simulated: {card}'}. {NOTE}\n\n" + table.markdown(HEADS, map(cells, rows))
+        return record.write("Training on a GPU, byte by byte", {"card": card, "rows": rows}, body)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run, chosen))
+    print(page())
 
 
 NOTE = (

@@ -1,13 +1,30 @@
-"""Tests that need the simulated device: `make test-simulated` runs them on it; elsewhere none of them is collected."""
+"""Tests that need the simulated device: `make test-simulated` runs them on it.
+
+On a GPU (benchmarks/gpu.sh) those of them run that need a card, and nothing of a simulated one. Elsewhere none of them
+is collected.
+"""
 
 import gc
+from pathlib import Path
 
 import pytest
+import torch
 
 from memgraph import simulator
 
+# The matrix is a benchmark there (`python -m benchmarks.simulated --card here`).
+ONLY_SIMULATED = ("caching_allocator", "device", "exact", "matrix", "order", "transfers")
 if not simulator.here():
-    collect_ignore_glob = ["test_*.py"]
+    left_out = ONLY_SIMULATED if torch.cuda.is_available() else ("*",)
+    collect_ignore_glob = [f"test_{name}.py" for name in left_out]
+
+
+@pytest.hookimpl(tryfirst=True)  # before others are left out
+def pytest_collection_modifyitems(items):
+    """On a GPU these are tests of it, as others are."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not simulator.here():
+            item.add_marker(pytest.mark.cuda)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,8 +42,6 @@ def nothing_is_left():
 
     And what lives then is left to no garbage collection: a sixth of a training's time went into these.
     """
-    import torch
-
     torch._dynamo.reset()
     gc.collect()
     gc.freeze()

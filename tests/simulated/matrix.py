@@ -73,6 +73,8 @@ CASES = {
 
 SMOKE = ("plain",)
 """Where there is no time for all."""
+ONLY_SIMULATED = ("distributed",)
+"""What needs more cards than one."""
 OLDER = ("plain", "dropout", "grouped", "masked", "tiles", "host", "disk", "accumulation")
 """With a torch that is not the newest known."""
 

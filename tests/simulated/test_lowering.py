@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
@@ -38,6 +39,7 @@ def attention_as_torch_prefers_it() -> list:
     return [SDPBackend(chosen).name, generated(Attention(), query), torch.backends.cuda.cudnn_sdp_enabled()]
 
 
+@pytest.mark.skipif(not simulator.here(), reason="on the simulated card alone")
 def test_attention_is_not_that_of_cudnn(monkeypatch):
     """On Hopper torch prefers it, and nobody knows what it takes before it runs."""
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "0")  # as on a card

@@ -1,0 +1,144 @@
+"""Training on a GPU: bytes as predicted, budgets kept, gradients those of plain Inductor, under every lever."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import memgraph
+from memgraph import runtime, simulator
+from memgraph.machine.measure import peak_above_start
+from tests.support.models.sized import Shape, make
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available() or simulator.here(), reason="no GPU that computes"),
+]
+MIB = 1024**2
+SHAPE = Shape(layers=2, hidden=256, sequence=2048, vocabulary=8192, batch=2, dropout=0.1)
+
+
+class Stack(nn.Module):
+    """No kernel of it adds up in an order of its own: two runs have the same bits."""
+
+    def __init__(self, layers: int = 6, width: int = 1024) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + nn.functional.dropout(layer(x), 0.1, self.training)
+        return x.square().mean()
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    yield str(tmp_path)
+    torch._dynamo.reset()
+    gc.collect()
+    runtime.release()
+    assert runtime.statistics("cuda").nvme_live == 0
+    assert not list(tmp_path.iterdir())
+
+
+def options(lever: str, scratch: str) -> dict:
+    return {
+        "recompute": {"budget": 0.5},
+        "smallest": {"budget": 0.001},
+        "host": {"budget": None, "offload": {"host": True, "min_bytes": 0}, "rules": {"*": "offload:host"}},
+        "disk": {"budget": None, "offload": {"nvme": scratch, "min_bytes": 0}, "rules": {"*": "offload:nvme"}},
+        "all": {"budget": 0.4, "offload": {"host": "4GiB", "nvme": scratch}, "tile": True},
+        "outlined": {"budget": 0.5, "outline": True},
+    }[lever] | {"cache": False}
+
+
+def gradients(call, parameters, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    for parameter in parameters:
+        parameter.grad = None
+    torch.manual_seed(1)
+    loss = call(*inputs)
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in parameters)]
+
+
+def compiled(function, given: dict):
+    """The function under a budget, or under the smallest that its refusal names."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="memgraph", options=given)
+
+
+@pytest.mark.parametrize("lever", ["recompute", "host", "disk"])
+def test_the_bits_are_those_of_plain_inductor_step_by_step(lever, scratch):
+    torch.manual_seed(0)
+    model = Stack().cuda()
+    x = torch.randn(4096, 1024, device="cuda")
+    parameters = list(model.parameters())
+    want = [tensor.clone() for tensor in gradients(compiled(model, {"budget": None}), parameters, x)]
+    call = compiled(model, options(lever, scratch))
+    for _ in range(5):
+        got = gradients(call, parameters, x)
+        assert all(map(torch.equal, got, want))
+        del got
+    if lever != "recompute":
+        report = memgraph.report()
+        assert report.bytes_on("nvme" if lever == "disk" else lever) > 100 * MIB
+
+
+LEVERS = ("recompute", "smallest", "host", "disk", "all", "outlined")
+TRAINED = [(family, lever, torch.float32) for family in ("llama", "gpt2") for lever in LEVERS]
+TRAINED += [("llama", lever, torch.bfloat16) for lever in ("recompute", "all")]
+
+
+@pytest.mark.parametrize(("family", "lever", "dtype"), TRAINED)
+def test_a_model_of_transformers(family, lever, dtype, scratch):
+    case = make(family, SHAPE, "cuda", dtype)
+    parameters = [p for p in case.model.parameters() if p.requires_grad]
+    want = [tensor.clone() for tensor in gradients(compiled(case.loss, {"budget": None}), parameters, *case.inputs)]
+    given = options(lever, scratch)
+    call = compiled(case.loss, given)
+    try:
+        got = gradients(call, parameters, *case.inputs)
+    except memgraph.BudgetError as refusal:
+        assert lever == "smallest"
+        call = compiled(case.loss, given | {"budget": refusal.minimum})
+        got = gradients(call, parameters, *case.inputs)
+    allowed = 1e-5 if dtype == torch.float32 else 2e-2
+    for mine, other in zip(got, want, strict=True):
+        assert float((mine - other).double().norm()) <= allowed * float(other.double().norm())
+    del got, mine
+    report = memgraph.report()
+    case.clear()
+    for _ in range(2):
+        peak = peak_above_start(lambda: call(*case.inputs).backward(), "cuda")
+        case.clear()
+        print(family, lever, dtype, f"peak {peak:,} predicted {report.above:,} budget {report.budget}")
+        assert abs(peak - report.above) <= 64 * 1024
+        if report.budget is not None:
+            assert peak <= report.budget - report.baseline
+
+
+@pytest.mark.parametrize("lever", ["host", "disk", "all"])
+def test_an_optimizer_s_steps_end_where_plain_inductor_s_do(lever, scratch):
+    losses = {}
+    for name, given in {"plain": {"budget": None}, lever: options(lever, scratch)}.items():
+        torch.manual_seed(0)
+        model = Stack(3, 512).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        call, x = compiled(model, given), torch.randn(8192, 512, device="cuda")
+        losses[name] = []
+        for number in range(6):
+            torch.manual_seed(number)
+            loss = call(x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses[name].append(loss.item())
+    plain, found = losses.values()
+    assert found == pytest.approx(plain, rel=1e-5)
+    assert plain[-1] < plain[0]
