@@ -52,7 +52,8 @@ def main(
 
     def page() -> str:
         rows = [row for case in chosen for row in tuple(found.get(case, ()))]
-        body = f"{'On the card' if card == HERE else f'Simulated: {card}'}. {NOTE}\n\n" + table.markdown(HEADS, map(cells, rows))
+        where = "On the card" if card == HERE else f"Simulated: {card}"
+        body = f"{where}. {NOTE}\n\n" + table.markdown(HEADS, map(cells, rows))
         return record.write("Training on a GPU, byte by byte", {"card": card, "rows": rows}, body)
 
     with ThreadPoolExecutor(jobs) as pool:
