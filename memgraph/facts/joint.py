@@ -23,7 +23,7 @@ from memgraph.facts.drawn_masks import drawn_masks
 from memgraph.facts.expanded import read_expanded
 from memgraph.facts.gradient_sums import early_products, gradient_sums
 from memgraph.facts.labels import label_of, source_of
-from memgraph.facts.operators import family, twice_is_wrong
+from memgraph.facts.operators import family, lies_on_the_host, twice_is_wrong
 from memgraph.facts.values import Value, is_backward_input
 from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
@@ -193,7 +193,7 @@ def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device:
     for place, node in enumerate(nodes):
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
         tensor = isinstance(val, torch.Tensor)
-        movable = tensor and value.storage == place and value.kind != "primal" and _movable(val, device)
+        movable = tensor and value.storage == place and value.kind != "primal" and _movable(node, val, device)
         yield dataclasses.replace(
             value,
             savable=tensor and value.kind != "tangent",
@@ -312,9 +312,9 @@ def _device(nodes: Iterable[fx.Node], wanted: str) -> str:
     return wanted if wanted in found else "cpu"
 
 
-def _movable(value: torch.Tensor, device: str) -> bool:
+def _movable(node: fx.Node, value: torch.Tensor, device: str) -> bool:
     dense = value.layout is torch.strided and storage_span(value) == logical_bytes(value)
-    return value.device.type == device and dense
+    return value.device.type == device and dense and not lies_on_the_host(node)
 
 
 def _pin(node: fx.Node, pins: Mapping[str, Pin]) -> Pin | None:

@@ -42,6 +42,7 @@ REDUCTIONS = aten_names(
 ) | frozenset("prims::sum prims::prod prims::amax prims::amin prims::var prims::xor_sum".split())
 # These return their input's storage although their schema does not say so.
 SILENT_VIEWS = aten_names("_unsafe_view")
+EFFICIENT_ATTENTION = "aten::_scaled_dot_product_efficient_attention"
 # The modules of the functions that compute with symbolic sizes.
 ARITHMETIC = frozenset(("_operator", "math", "torch"))
 
@@ -134,6 +135,18 @@ def family(target: Any) -> Family:
     if namespace == "prims" and len(schema.returns) == 1 and not schema.is_mutable:
         return "pointwise"
     return "extern"
+
+
+def lies_on_the_host(node: Node) -> bool:
+    """Whether a value lies on the host though its metadata says CUDA: torch's kernel decides, its fake does not tell.
+
+    Efficient attention returns the seed and the offset of its dropout so, outside of a CUDA graph
+    (aten/src/ATen/native/transformers/cuda/attention.cu).
+    """
+    if node.target is not operator.getitem:
+        return False
+    made, number = node.args
+    return isinstance(made, Node) and qualified_name(made.target) == EFFICIENT_ATTENTION and number in (2, 3)
 
 
 def draws(node: Node) -> bool:

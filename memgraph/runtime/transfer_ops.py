@@ -52,7 +52,10 @@ def reload_start(
 ) -> torch.Tensor:
     _refuse_capture(device, "", tier)
     record = content(held, Record)
-    return ticket(reload(record, record.value.layout.or_given(size, stride, dtype, device)))
+    # An operator may leave a value elsewhere than the graph says (the random state of a kernel of attention, which its
+    # backward reads on the host): it comes back to where it was.
+    there = record.value.layout.device
+    return ticket(reload(record, record.value.layout.or_given(size, stride, dtype, there)))
 
 
 def reload_finish(

@@ -306,3 +306,13 @@ def test_cuda_round_trips_under_load(tier, sanitizing, settings_json):
                 x.fill_(0)
             for x, h in zip(reversed(copies), reversed(held), strict=True):
                 assert torch.equal(bring(h, x, tier), x)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_value_comes_back_to_where_it_was(tier, settings_json):
+    """Whatever device the graph says: an operator's fake may name another one than its kernel leaves the value on."""
+    x = torch.tensor(7)
+    held = ops.offload_finish(ops.offload_start(x, "x", tier, settings_json), x, tier)
+    elsewhere = ([], [], x.dtype, torch.device("meta"), tier)
+    back = ops.reload_finish(ops.reload_start(held, *elsewhere), held, *elsewhere)
+    assert back.device.type == "cpu" and torch.equal(back, x)
