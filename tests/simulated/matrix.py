@@ -59,7 +59,7 @@ CASES = {
     "disk": Case("llama", options={"recompute": False}, offload=("nvme",)),
     "both": Case("llama", options={"recompute": False}, offload=("host", "nvme")),
     "outlined": Case("llama", SMALL | {"layers": 6}, {"outline": True}),
-    "outlined, host": Case("llama", SMALL | {"layers": 6}, {"outline": True, "recompute": False}, offload=("host",)),
+    "outlined to host": Case("llama", SMALL | {"layers": 6}, {"outline": True, "recompute": False}, offload=("host",)),
     # Products of one shape: each takes some twenty kernels to be chosen among.
     "max autotune": Case("perceptron", {}, {"mode": "max-autotune-no-cudagraphs"}),
     "lora": Case("lora"),  # the values of what is not trained are half of it: 0.5 is refused already
