@@ -10,9 +10,11 @@ import torch
 
 from benchmarks.arm import SEED, Arm, newest_report
 from benchmarks.harness import Result, Task
+from memgraph import simulator
 from tests.support.models.sized import Shape, make
 
 SMALLEST = "memgraph smallest"
+LONGEST = 40  # kernels that are listed
 UNREACHABLE = 0.001  # a fraction whose refusal tells the smallest budget
 
 
@@ -53,6 +55,9 @@ class PeerArm(Arm):
         result = {"loss": loss, "gradient_norm": float(torch.stack(norms).norm()), "compile_seconds": seconds}
         self.case.clear()
         result["peak"] = peak_above_start(self.step, self.device)
+        self.case.clear()
+        if self.device == "cuda" and not simulator.here():
+            result |= self.profiled()
         if self.arm["kind"] == "memgraph":
             report = newest_report()
             result |= {
@@ -63,6 +68,19 @@ class PeerArm(Arm):
                 "stages": report.stages,
             }
         return result
+
+    def profiled(self) -> Result:
+        """What the kernels of a step take on the GPU, and the longest of them: milliseconds and how often, by name."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            self.seconds()
+        kernels = [one for one in profiled.key_averages() if one.self_device_time_total]
+        kernels.sort(key=lambda one: -one.self_device_time_total)
+        return {
+            "kernel_seconds": sum(one.self_device_time_total for one in kernels) / 1e6,
+            "kernels": {one.key[:100]: [one.self_device_time_total / 1e3, one.count] for one in kernels[:LONGEST]},
+        }
 
     def compile(self, budget: float | int | None) -> float:
         """Compile the loss under `budget`, take one step; returns the loss."""
