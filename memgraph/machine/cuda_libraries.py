@@ -32,6 +32,13 @@ def take_workspaces(device: torch.device) -> None:
         torch.autograd.grad(product.sum(), factor)
 
 
+def exchanges_attention() -> bool:
+    """Whether `without_cudnn_attention` takes calls from cuDNN, as the switches of attention are now."""
+    switches = torch.backends.cuda
+    others = switches.flash_sdp_enabled() or switches.mem_efficient_sdp_enabled()
+    return torch.cuda.is_available() and switches.cudnn_sdp_enabled() and others
+
+
 @contextlib.contextmanager
 def without_cudnn_attention() -> Iterator[None]:
     """While this lasts, `scaled_dot_product_attention` is not traced to cuDNN's kernels.
@@ -40,16 +47,14 @@ def without_cudnn_attention() -> Iterator[None]:
     on the device makes. Flash attention's is known to the byte. Where a user has switched off the other fused kernels,
     cuDNN's stay: without any the scores would be kept whole.
     """
-    switches = torch.backends.cuda
-    others = switches.flash_sdp_enabled() or switches.mem_efficient_sdp_enabled()
-    if not (switches.cudnn_sdp_enabled() and others):
+    if not exchanges_attention():
         yield
         return
-    switches.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        switches.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def fingerprint() -> str:
