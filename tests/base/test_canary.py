@@ -33,6 +33,8 @@ NAMES = {
     "torch._C._storage_Use_Count": "who holds an output",
     "torch._C._profiler._EventType": "allocations among the profiler's events",
     "torch._C._profiler._ExperimentalConfig": "the profiler of a kernel's trial",
+    "torch.amp.autocast_mode._enter_autocast": "attention is asked for its kernel as it is called",
+    "torch.amp.autocast_mode._exit_autocast": "the same",
     "torch.autograd.Variable._execution_engine": "the end of a backward is known",
     "torch._dynamo.OptimizedModule": "a model that is compiled already is not compiled again",
     "torch._dynamo.config": "dry runs trace anew",

@@ -17,6 +17,20 @@ def autocast_state(devices: Iterable[str]) -> str:
     return repr((*found, torch.is_autocast_cache_enabled()))
 
 
+def enters_autocast(target: Any) -> bool:
+    """Whether a target of a Dynamo graph begins an autocast, whose arguments are those of `torch.autocast`."""
+    from torch.amp.autocast_mode import _enter_autocast
+
+    return target is _enter_autocast
+
+
+def leaves_autocast(target: Any) -> bool:
+    """Whether a target of a Dynamo graph ends the autocast that was begun last."""
+    from torch.amp.autocast_mode import _exit_autocast
+
+    return target is _exit_autocast
+
+
 def through_dynamo(error: Exception) -> Exception:
     """The same error, of a class that Dynamo hands to the user as it is instead of wrapping it."""
     from torch._dynamo.exc import ShortenTraceback

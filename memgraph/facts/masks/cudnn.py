@@ -7,7 +7,7 @@ What memory cuDNN's kernels take nobody knows before they run, so a step is lowe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,16 +26,28 @@ def taken_from_cudnn(module: fx.GraphModule) -> frozenset[str]:
         return frozenset()
     chosen: dict[tuple[str, ...], bool] = {}
     found = set()
-    for call in module.graph.find_nodes(op="call_function", target=ATTENTION):
+    for call, cast in _calls(module.graph):
         given = {name: _example(value) for name, value in arguments(call).items()}
         if not all(isinstance(given[name], torch.Tensor) and given[name].is_cuda for name in ("query", "key", "value")):
             continue
-        key = tuple(map(_text, given.values()))
+        key = (str(cast), *map(_text, given.values()))
         if key not in chosen:
-            chosen[key] = _by_cudnn(given)
+            chosen[key] = _by_cudnn(given, cast)
         if chosen[key]:
             found.add(call.name)
     return frozenset(found)
+
+
+def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, tuple[Any, ...]]]:
+    """The calls of attention, each with the arguments of the autocast that it stands in, or none of them."""
+    begun: list[fx.Node] = []
+    for node in graph.nodes:
+        if compat.enters_autocast(node.target):
+            begun.append(node)
+        elif compat.leaves_autocast(node.target):
+            begun.pop()
+        elif node.target is ATTENTION:
+            yield node, begun[-1].args if begun else ()
 
 
 def _example(value: Any) -> Any:
@@ -48,8 +60,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _by_cudnn(given: dict[str, Any]) -> bool:
-    """Whether torch would give a call to cuDNN."""
+def _by_cudnn(given: dict[str, Any], cast: tuple[Any, ...]) -> bool:
+    """Whether torch would give a call to cuDNN.  cast: the arguments of an autocast."""
     listener = _Operators()
     mode = compat.fake_mode_of([given["query"]])
     # On the simulated card torch is told to prefer other kernels; a card of these two generations prefers cuDNN's.
@@ -61,8 +73,9 @@ def _by_cudnn(given: dict[str, Any]) -> bool:
         if simulated
         else contextlib.nullcontext()
     )
+    autocast = torch.autocast(*cast) if cast else contextlib.nullcontext()
     try:
-        with alone, mode, listener:
+        with alone, mode, autocast, listener:
             ATTENTION(**given)
     except Exception:  # whoever traces the call next says what torch has against it
         return False
