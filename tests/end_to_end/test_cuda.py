@@ -89,7 +89,7 @@ def test_every_step_has_the_same_bits(lever, scratch):
     want = [tensor.clone() for tensor in gradients(compiled(model, {"budget": None}), parameters, x)]
     call = compiled(model, options(lever, scratch))
     first = [tensor.clone() for tensor in gradients(call, parameters, x)]
-    assert error(first, want) < 1e-6  # the kernels are others, and add up in another order
+    assert error(first, want) < 1e-5  # the kernels are others, and add up in another order
     for _ in range(5):
         assert all(map(torch.equal, gradients(call, parameters, x), first))
     if lever != "recompute":

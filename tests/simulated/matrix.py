@@ -51,7 +51,8 @@ CASES = {
     "grouped": Case("llama", SMALL | {"keys": 2}, shares=BOTH),
     # So wide that Inductor computes a norm and the gradient of its weight in one kernel, with a workspace.
     "wide": Case("llama", FEW | {"heads": 32, "keys": 8, "masked": False, "batch": 1, "length": 8192}, shares=BOTH),
-    "masked": Case("llama", FEW),
+    "masked": Case("llama", FEW),  # flash attention, as the mask says no more than causal
+    "padded": Case("padded", FEW),  # memory-efficient attention
     "autocast": Case("llama", SMALL | {"dtype": torch.float32}, shares=BOTH),
     "tiles": Case("llama", SMALL | {"words": 8192}, {"tile": True}, shares=BOTH),
     "mixture": Case("mixture", FEW),
@@ -75,7 +76,7 @@ SMOKE = ("plain",)
 """Where there is no time for all."""
 ONLY_SIMULATED = ("distributed",)
 """What needs more cards than one."""
-OLDER = ("plain", "dropout", "grouped", "masked", "tiles", "host", "disk", "accumulation")
+OLDER = ("plain", "dropout", "grouped", "masked", "padded", "tiles", "host", "disk", "accumulation")
 """With a torch that is not the newest known."""
 
 

@@ -51,6 +51,23 @@ def llama(
     return LlamaForCausalLM(config), (torch.zeros(batch, length, dtype=torch.long),)
 
 
+class Padded(nn.Module):
+    """A model that is told which tokens are padding: its masks say more than causal, and stay."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        return self.model(input_ids=input_ids, labels=labels, attention_mask=torch.ones_like(input_ids))
+
+
+def padded(**arguments: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A Llama with a mask of padding."""
+    model, batch = llama(**arguments)
+    return Padded(model), batch
+
+
 def lora(**arguments: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Adapters on all products of a Llama that is not trained itself."""
     import peft
@@ -148,6 +165,7 @@ def flex(length: int = 1024, layers: int = 3, words: int = 1024) -> tuple[nn.Mod
 MODELS = {
     "perceptron": perceptron,
     "llama": llama,
+    "padded": padded,
     "lora": lora,
     "mixture": mixture,
     "gpt2": gpt2,
