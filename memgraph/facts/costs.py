@@ -132,7 +132,8 @@ def seconds(node: Node, hardware: Hardware) -> float:
         work = flops(node)
     except Exception:  # a formula that does not know these arguments: the traffic bounds the time from below
         work = 0
-    rate = hardware.rate(_multiplied(node, hardware.device))
+    rate_of = hardware.attention_rate if qualified_name(node.target).startswith(_BY_HEADS) else hardware.rate
+    rate = rate_of(_multiplied(node, hardware.device))
     return max(traffic / hardware.memory_bandwidth, work / rate) + hardware.kernel_overhead
 
 

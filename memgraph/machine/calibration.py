@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import torch
 
+from memgraph.machine.cuda_libraries import without_cudnn_attention
 from memgraph.machine.hardware import DTYPES, Device, Hardware, capacity_of, device_name, known_kind
 from memgraph.runtime.host import HostPool
 from memgraph.runtime.settings import Settings
@@ -48,6 +49,7 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
         link_out=link_out,
         link_in=link_in,
         measured=True,
+        attention=tuple((name, _attention_rate(getattr(torch, name), device, clock)) for name in DTYPES),
     )
 
 
@@ -102,3 +104,24 @@ def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> floa
         if size == largest or seconds > 0.02:
             return 2 * size**3 / seconds
         size *= 2
+
+
+def _attention_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
+    """FLOP/s of causal attention and its backward, of growing length until it takes 20 ms or has the largest length."""
+    largest, heads, width = (4096, 16, 64) if device.type == "cuda" else (2048, 4, 64)
+    length = 128
+    while True:
+        shape = (1, heads, length, width)
+        query, key, value, gradient = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
+        given = [tensor.requires_grad_() for tensor in (query, key, value)]
+
+        def step(given: list[torch.Tensor] = given, gradient: torch.Tensor = gradient) -> None:
+            out = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+            torch.autograd.grad(out, given, gradient)
+
+        with torch.enable_grad(), without_cudnn_attention():
+            seconds = _seconds(step, device, clock)
+        if length == largest or seconds > 0.02:
+            # Two products of queries and keys in the forward, five in the backward, of the pairs that are looked at.
+            return 14 * heads * width * length * (length + 1) / 2 / seconds
+        length *= 2

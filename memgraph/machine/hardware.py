@@ -59,14 +59,22 @@ class Hardware:
     measured: bool = False
     """Whether `calibrate` measured them on the device itself."""
 
+    attention: tuple[tuple[str, float], ...] = ()
+    """FLOP/s of fused causal attention, forward and backward, by dtype name; those of products for a dtype without."""
+
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
         rates = dict(self.flops)
         return rates.get(str(dtype).removeprefix("torch."), rates["float32"])
 
+    def attention_rate(self, dtype: torch.dtype | str) -> float:
+        """Return the FLOP/s of attention in `dtype`."""
+        return dict(self.attention).get(str(dtype).removeprefix("torch."), self.rate(dtype))
+
     def to_json(self) -> str:
         """Return the figures as a JSON object, to be read by `from_json`."""
-        return json.dumps(dataclasses.asdict(self) | {"flops": dict(self.flops)}, indent=2)
+        by_dtype = {"flops": dict(self.flops), "attention": dict(self.attention)}
+        return json.dumps(dataclasses.asdict(self) | by_dtype, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Hardware:
@@ -74,9 +82,13 @@ class Hardware:
         try:
             fields = json.loads(text)
             fields.setdefault("measured", True)  # what was kept before there was the field was measured
-            hardware = cls(**fields | {"flops": tuple((str(k), float(v)) for k, v in fields["flops"].items())})
+            fields.setdefault("attention", {})
+            rates = ("flops", "attention")
+            by_dtype = {name: tuple((str(k), float(v)) for k, v in fields[name].items()) for name in rates}
+            hardware = cls(**fields | by_dtype)
             figures = (
                 *dict(hardware.flops).values(),
+                *dict(hardware.attention).values(),
                 hardware.memory_bandwidth,
                 hardware.transcendental_rate,
                 hardware.kernel_overhead,

@@ -1,11 +1,14 @@
 """What attention costs: with a body of the user's, of which torch has no formula; where each query sees some keys."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import fx
 
 from memgraph.base.compat import HigherOrderOperator, fake_evaluation
-from memgraph.facts.costs import flops
+from memgraph.facts.costs import flops, seconds
+from memgraph.machine.hardware import built_in
 
 
 def test_flex_attention_costs_its_products():
@@ -53,3 +56,17 @@ def test_the_backward_of_causal_attention_costs_as_much_less():
         for causal in (False, True)
     )
     assert causal == whole * 65 // 128
+
+
+def test_attention_is_priced_by_its_own_rate():
+    graph = fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("query", "key", "value")]
+    with fake_evaluation():
+        value = torch.empty(1, 4, 512, 64)
+    for node in nodes:
+        node.meta["val"] = value
+    call = graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, tuple(nodes))
+    call.meta["val"] = (value, value)
+    machine = dataclasses.replace(built_in("cpu"), memory_bandwidth=1e15, kernel_overhead=1e-12)
+    slower = dataclasses.replace(machine, attention=(("float32", machine.rate("float32") / 4),))
+    assert seconds(call, slower) == pytest.approx(4 * seconds(call, machine))

@@ -43,6 +43,7 @@ def test_other_json_is_refused(text):
         {"capacity": None},
         {"transcendental_rate": float("inf")},
         {"flops": {"bfloat16": 1.0}},
+        {"attention": {"bfloat16": 0.0}},
         {"colour": "green"},
     ],
 )
@@ -56,6 +57,22 @@ def test_rate_by_dtype():
     a100 = hardware.built_in("NVIDIA A100-SXM4-40GB")
     assert a100.rate(torch.bfloat16) == a100.rate("bfloat16") > a100.rate(torch.float32)
     assert a100.rate(torch.int8) == a100.rate(torch.float32)
+
+
+def test_attention_goes_by_its_own_rate_where_that_was_measured():
+    h100 = hardware.built_in("H100")
+    assert h100.attention_rate(torch.bfloat16) == h100.rate(torch.bfloat16)
+    measured = dataclasses.replace(h100, attention=(("bfloat16", 3e14),))
+    assert measured.attention_rate("bfloat16") == 3e14 and measured.attention_rate("float32") == h100.rate("float32")
+    assert Hardware.from_json(measured.to_json()) == measured
+
+
+def test_figures_that_were_kept_before_attention_was_measured():
+    kept = json.loads(hardware.built_in("H100").to_json())
+    del kept["attention"]
+    assert Hardware.from_json(json.dumps(kept)) == dataclasses.replace(
+        hardware.built_in("H100"), measured=kept["measured"]
+    )
 
 
 def test_built_in_names():
@@ -160,6 +177,8 @@ def test_calibrate_gives_figures_that_can_be():
     measured = calibrate_device("cpu")
     assert Hardware.from_json(measured.to_json()) == measured
     assert 1e8 < measured.rate(torch.float32) < 1e14 and measured.measured
+    assert dict(measured.attention).keys() == set(hardware.DTYPES)
+    assert 1e8 < measured.attention_rate(torch.float32) < 1e14
     assert 1e8 < measured.memory_bandwidth < 1e13
     assert 1e-8 < measured.kernel_overhead < 1e-2
 
