@@ -72,7 +72,7 @@ add_memgraph() {
 stage_tests() {
     local workers=()
     "$python" -c 'import xdist' 2> /dev/null && workers=(-n "$jobs")
-    "$python" -m pytest -q -m cuda -p no:cacheprovider --durations=10 "${workers[@]}" tests
+    TELL_FAILURES=1 "$python" -m pytest -v -m cuda -p no:cacheprovider --durations=10 "${workers[@]}" tests
 }
 
 stage_cases() {

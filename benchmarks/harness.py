@@ -87,11 +87,19 @@ Start = Callable[..., Process]
 
 
 def compare(
-    work: str, tasks: dict[str, Task], rounds: int, start: Start = Process, last_word: str = "", jobs: int = 1
+    work: str,
+    tasks: dict[str, Task],
+    rounds: int,
+    start: Start = Process,
+    last_word: str = "",
+    *,
+    jobs: int = 1,
+    after_round: Callable[[dict[str, Result]], None] = lambda results: None,
 ) -> dict[str, Result]:
     """By arm, its first result, the seconds of a step in each round, and the answer to `last_word`.
 
     jobs: so many arms compile at a time, once the first has. All of them have compiled before the first is timed.
+    after_round: is given what there is after each round, to write it: a machine that is lent may be taken back.
     """
     results: dict[str, Result] = {}
     processes: dict[str, Process] = {}
@@ -120,6 +128,7 @@ def compare(
                     processes.pop(name).close()
             took = ", ".join(f"{name} {results[name]['seconds'][-1]:.3g}" for name in processes)
             say(f"round {number + 1} of {rounds}: {took}")
+            after_round(results)
         for name, process in processes.items() if last_word else ():
             results[name] |= process.ask(last_word)
     finally:

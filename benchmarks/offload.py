@@ -65,7 +65,12 @@ def main(
         if rounds:
             tasks = {arm: task | {"arm": arm} for arm in (arms.split(",") if arms else ARMS[device])}
             jobs = harness.compiling_jobs(device)
-            data["arms"] = list(harness.compare(WORK, tasks, rounds, start, "memory", jobs).values())
+
+            def write(results: dict[str, Result]) -> None:
+                data["arms"] = list(results.values())
+                record.write("Offload", data, f"{shape}\n\n{body(data)}")
+
+            write(harness.compare(WORK, tasks, rounds, start, "memory", jobs=jobs, after_round=write))
         if flat:
             data["flat"] = watch(task | {"arm": "memgraph both"}, flat)
         for arm in data.get("arms", ()):

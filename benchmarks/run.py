@@ -8,6 +8,7 @@ Every arm is a fresh process that compiles, measures the peak of one step, and t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -44,12 +45,28 @@ def all_arms(budgets: list[float], activation_budgets: list[float]) -> list[dict
     ]
 
 
-def measure(arms: list[dict[str, Any]], task: Task, rounds: int, group: int, log: TextIO) -> list[Result]:
-    """All arms, in groups that fit into memory; each group has an Inductor of its own to be compared with."""
+def measure(
+    arms: list[dict[str, Any]],
+    task: Task,
+    rounds: int,
+    group: int,
+    log: TextIO,
+    write: Callable[[list[Result]], object] = lambda results: None,
+) -> list[Result]:
+    """All arms, in groups that fit into memory; each group has an Inductor of its own to be compared with.
+
+    write: is given the results after each round.
+    """
     reference = next(one for one in all_arms([], []) if one["name"] == REFERENCE)
     others = [one for one in arms if one["name"] != REFERENCE]
     groups = [others[i : i + group] for i in range(0, len(others), group)] or [[]]
     found: dict[str, Result] = {}
+
+    def after_round(results: dict[str, Result]) -> None:
+        _compare(results)
+        both = results | found  # the first group's Inductor is the one that is shown
+        write([both[one["name"]] for one in arms if one["name"] in both])
+
     for members in groups:
         tasks = {one["name"]: task | {"arm": one} for one in (reference, *members)}
         results = harness.compare(
@@ -58,17 +75,23 @@ def measure(arms: list[dict[str, Any]], task: Task, rounds: int, group: int, log
             rounds,
             lambda work, task: Process(work, task, log),
             jobs=harness.compiling_jobs(task["device"]),
+            after_round=after_round,
         )
-        base = results[REFERENCE]
-        if not base["seconds"]:
-            raise RuntimeError(f"{REFERENCE} did not run: {base.get('failure')}; the workers' log says more")
-        for result in results.values():
-            result["ratios"] = harness.ratios(result, base)
-            if "loss" in result:
-                for key in ("loss", "gradient_norm"):
-                    result[f"{key}_error"] = abs(result[key] - base[key]) / abs(base[key])
-        found = results | found  # the first group's Inductor is the one that is shown
+        _compare(results)
+        found = results | found
     return [found[one["name"]] for one in arms]
+
+
+def _compare(results: dict[str, Result]) -> None:
+    """Add to each result how it stands to Inductor's.  Raises RuntimeError where that did not run."""
+    base = results[REFERENCE]
+    if not base["seconds"]:
+        raise RuntimeError(f"{REFERENCE} did not run: {base.get('failure')}; the workers' log says more")
+    for result in results.values():
+        result["ratios"] = harness.ratios(result, base)
+        if "loss" in result:
+            for key in ("loss", "gradient_norm"):
+                result[f"{key}_error"] = abs(result[key] - base[key]) / abs(base[key])
 
 
 def main(
@@ -98,10 +121,15 @@ def main(
     shape = Shape(layers, hidden, sequence, vocabulary, batch)
     task = {"model": model, "shape": vars(shape), "device": device, "dtype": dtype}
     record = harness.Record(name or f"{device}-{model}", device)
+    data: dict[str, Any] = {"machine": record.machine, **task, "rounds": rounds}
+
+    def write(results: list[Result]) -> str:
+        data["results"] = results
+        return record.write(run_page.title(data), data, run_page.body(data))
+
     with record.log() as log:
-        results = measure(chosen, task, rounds, group, log)
-    data = {"machine": record.machine, **task, "rounds": rounds, "results": results}
-    print(record.write(run_page.title(data), data, run_page.body(data)))
+        results = measure(chosen, task, rounds, group, log, write)
+    print(write(results))
     try:
         run_page.picture(data, record.folder / "time-and-peak.png")
     except ImportError as missing:  # a GPU machine without a network has what it has

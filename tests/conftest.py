@@ -58,6 +58,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_runtest_logreport(report):
+    """With TELL_FAILURES a failure is told when it happens: a run on a lent machine may be cut before its summary."""
+    if os.environ.get("TELL_FAILURES") and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed ({report.when}):\n{report.longreprtext[-3000:]}", flush=True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def a_small_heap():
     """What other tests and lazy imports have left is left to no garbage collection either.

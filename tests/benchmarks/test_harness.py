@@ -54,6 +54,20 @@ def test_arms_step_in_turn(tmp_path):
     assert harness.median([]) is None
 
 
+def test_arms_that_compile_side_by_side_step_in_turn(tmp_path):
+    order, written = tmp_path / "order", []
+    tasks = {name: {"order": str(order), "seconds": 1.0, "arm": name} for name in ("a", "b", "c")}
+
+    def after_round(results):
+        written.append({name: len(result["seconds"]) for name, result in results.items()})
+
+    found = harness.compare(f"{TASKS}:arm", tasks, rounds=2, jobs=2, after_round=after_round)
+    assert order.read_text().splitlines() == "a step,b step,c step,a step,b step,c step".split(",")
+    assert list(found) == ["a", "b", "c"]
+    assert written == [dict.fromkeys("abc", 1), dict.fromkeys("abc", 2)]
+    assert harness.compiling_jobs("cpu") == 1 <= harness.compiling_jobs("cuda")
+
+
 def test_a_record_says_where_it_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "RESULTS", tmp_path)
     record = harness.Record("tried")
