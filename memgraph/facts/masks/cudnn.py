@@ -44,8 +44,8 @@ def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, tuple[Any, ...]]]:
     for node in graph.nodes:
         if compat.enters_autocast(node.target):
             begun.append(node)
-        elif compat.leaves_autocast(node.target):
-            begun.pop()
+        elif compat.leaves_autocast(node.target) and node.args[0] in begun:
+            begun.remove(node.args[0])
         elif node.target is ATTENTION:
             yield node, begun[-1].args if begun else ()
 
@@ -68,11 +68,8 @@ def _by_cudnn(given: dict[str, Any], cast: tuple[Any, ...]) -> bool:
     simulated, preferred = simulator.here(), torch.cuda.get_device_capability() in ((9, 0), (10, 0))
     if mode is None or (simulated and not preferred):
         return False
-    alone = (
-        sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], set_priority=True)
-        if simulated
-        else contextlib.nullcontext()
-    )
+    as_on_a_card = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], set_priority=True)
+    alone = as_on_a_card if simulated else contextlib.nullcontext()
     autocast = torch.autocast(*cast) if cast else contextlib.nullcontext()
     try:
         with alone, mode, autocast, listener:
