@@ -118,6 +118,7 @@ def compare(
                 if first.keys() & {"failure", "refused"}:
                     say(f"{name}: {first.get('failure', 'refused')}")
                     processes.pop(name).close()
+        processes = {name: processes[name] for name in tasks if name in processes}  # not in the order of their starts
         for number in range(rounds):
             for name in list(processes):
                 answer = processes[name].ask("step")
