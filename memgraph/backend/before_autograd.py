@@ -25,7 +25,9 @@ CUDNN = "attention in cuDNN's place"
 def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[Captured]:
     """The graph with what the options for tiles ask of it, notes for the report, and what was refused."""
     asked = tile is not None and bool(tile.attention)
-    masks, what = _masks(captured, asked), f"tile: {{'attention': {tile.attention!r}}}" if tile and asked else CUDNN
+    left_alone = tile is not None and not asked
+    masks = Masks((), ()) if left_alone else _masks(captured, asked)
+    what = f"tile: {{'attention': {tile.attention!r}}}" if tile is not None else CUDNN
     if tile is None and not (masks.causal or masks.refused):
         return Rewritten(captured, modified=False)
     causal, refused = masks.causal, list(masks.refused)

@@ -6,12 +6,12 @@ import gc
 
 import pytest
 import torch
-from torch import nn
 
 import memgraph
 from memgraph import runtime, simulator
 from memgraph.machine.measure import peak_above_start
 from tests.support.models.sized import Shape, make
+from tests.support.models.stack import Stack
 
 pytestmark = [
     pytest.mark.cuda,
@@ -19,22 +19,6 @@ pytestmark = [
 ]
 MIB = 1024**2
 SHAPE = Shape(layers=2, hidden=256, sequence=2048, vocabulary=8192, batch=2, dropout=0.1)
-
-
-class Stack(nn.Module):
-    """No kernel of it adds up in an order of its own: two runs have the same bits."""
-
-    def __init__(self, layers: int = 6, width: int = 1024) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-            for _ in range(layers)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + nn.functional.dropout(layer(x), 0.1, self.training)
-        return x.square().mean()
 
 
 @pytest.fixture
@@ -68,7 +52,7 @@ def gradients(call, parameters, *inputs: torch.Tensor) -> list[torch.Tensor]:
 
 
 def compiled(function, given: dict):
-    """The function under a budget, or under the smallest that its refusal names."""
+    """The function, compiled anew."""
     torch._dynamo.reset()
     return torch.compile(function, backend="memgraph", options=given)
 
@@ -83,13 +67,13 @@ def error(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
 def test_every_step_has_the_same_bits(lever, scratch):
     """A copy that is late once, or memory that is given away too early, would show."""
     torch.manual_seed(0)
-    model = Stack().cuda()
+    model = Stack(6, 1024).cuda()
     x = torch.randn(4096, 1024, device="cuda")
     parameters = list(model.parameters())
     want = [tensor.clone() for tensor in gradients(compiled(model, {"budget": None}), parameters, x)]
     call = compiled(model, options(lever, scratch))
     first = [tensor.clone() for tensor in gradients(call, parameters, x)]
-    assert error(first, want) < 1e-5  # the kernels are others, and add up in another order
+    assert error(first, want) < 1e-6  # the kernels are others, and add up in another order
     for _ in range(5):
         assert all(map(torch.equal, gradients(call, parameters, x), first))
     if lever != "recompute":
@@ -120,7 +104,6 @@ def test_a_model_of_transformers(family, lever, dtype, scratch):
     for _ in range(2):
         peak = peak_above_start(lambda: call(*case.inputs).backward(), "cuda")
         case.clear()
-        print(family, lever, dtype, f"peak {peak:,} predicted {report.above:,} budget {report.budget}")
         assert abs(peak - report.above) <= 64 * 1024
         if report.budget is not None:
             assert peak <= report.budget - report.baseline

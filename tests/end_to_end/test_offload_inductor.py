@@ -15,23 +15,10 @@ from memgraph import passes, runtime
 from memgraph.facts.actions import Offload
 from memgraph.machine import disk
 from memgraph.machine.measure import peak_above_start
+from tests.support.models.stack import Stack
 from tests.support.offloading import GdsFiles
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
-
-
-class Stack(nn.Module):
-    def __init__(self, layers: int = 3, width: int = 64) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-            for _ in range(layers)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + nn.functional.dropout(layer(x), 0.1, self.training)
-        return x.square().mean()
 
 
 X = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))

@@ -70,6 +70,12 @@ def test_a_mask_that_another_kernel_takes_anyway_stays():
     assert "efficient_attention" in code and not report.notes and not report.refusals
 
 
+def test_who_asks_for_attention_as_it_is_keeps_the_mask():
+    code, report = lowered(queries(), tile={"attention": False})
+    assert "efficient_attention" in code and not report.notes
+    assert not [refusal for refusal in report.refusals if "mask" in refusal.reason]
+
+
 def test_an_autocast_decides_too():
     with torch.autocast("cuda", torch.bfloat16):
         code, _ = lowered(queries(torch.float32))

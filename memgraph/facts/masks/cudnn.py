@@ -74,7 +74,7 @@ def _by_cudnn(given: dict[str, Any], cast: tuple[Any, ...]) -> bool:
     try:
         with alone, mode, autocast, listener:
             ATTENTION(**given)
-    except Exception:  # whoever traces the call next says what torch has against it
+    except RuntimeError:  # torch's own: whoever traces the call next says what it has against it
         return False
     return any("cudnn_attention" in name for name in listener.names)
 
