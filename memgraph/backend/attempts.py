@@ -29,7 +29,7 @@ from memgraph.base.errors import GraphError, OffloadError
 from memgraph.base.garbage import without_collections
 from memgraph.facts import kernel_scratch
 from memgraph.lower.wrapper import NotReadable
-from memgraph.machine import caching_allocator, cuda_libraries
+from memgraph.machine import caching_allocator
 from memgraph.planner.decisions import Timeline
 from memgraph.reporting.log import record
 from memgraph.reporting.report import Report
@@ -63,13 +63,15 @@ class Attempts:
     def __init__(self, job: Job, purpose: Purpose | None = None) -> None:
         self.job: TrainingJob = training_job(job, purpose or Purpose())
         self.options = job.options
-        self.kernels = kernel_scratch.for_compilation(self.job.budget, self.job.baseline, job.options.cache)
+        self.kernels = kernel_scratch.for_compilation(
+            self.job.budget, self.job.baseline, job.options.cache, self.job.device
+        )
         self.unplanned: Timeline | None = None  # what plain Inductor allocates, where that was asked for
 
     def run(self) -> Variant:
         """The compiled graph.  Raises BudgetError, OffloadError, and whatever stands in the way of a plan."""
         ranks = self.job.purpose.ranks
-        with kernel_scratch.looking_up(self.kernels), cuda_libraries.without_cudnn_attention():
+        with kernel_scratch.looking_up(self.kernels):
             if ranks is None:
                 return self._with_room(REPLANNED)
             with ranks.telling():

@@ -35,7 +35,6 @@ from memgraph.base.errors import GraphError, MemgraphError, OptionsError
 from memgraph.base.garbage import without_collections
 from memgraph.base.stack import with_room
 from memgraph.facts import kernel_scratch
-from memgraph.machine import cuda_libraries
 from memgraph.machine.hardware import Hardware, load, named
 from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
@@ -143,9 +142,8 @@ class Step:
                 then()
             raise _Unwound
 
-        kernels = kernel_scratch.for_dry_run(self.options.cache)
-        alike = cuda_libraries.without_cudnn_attention()
-        with contextlib.suppress(_Unwound), kernel_scratch.looking_up(kernels), alike:
+        kernels = kernel_scratch.for_dry_run(self.options.cache, self.device)
+        with contextlib.suppress(_Unwound), kernel_scratch.looking_up(kernels):
             compat.compile_graph(self.gm, self.inputs, lowered, settings, retain_graph=self.options.retain_graph)
         if not reached:
             raise MemgraphError("there is nothing to plan: the first graph of this function has no backward")

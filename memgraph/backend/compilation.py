@@ -113,7 +113,8 @@ class Compilation:
         """The report of the graph as Inductor has it; None where its peak is not known."""
         job, options = self.job, self.options
         budget = options.budget if isinstance(options.budget, int) else None
-        with kernel_scratch.looking_up(kernel_scratch.for_compilation(budget, baseline, options.cache)) as kernels:
+        kernels = kernel_scratch.for_compilation(budget, baseline, options.cache, job.device)
+        with kernel_scratch.looking_up(kernels):
             timeline = self._timeline(graphs)
         if timeline is None:
             return None

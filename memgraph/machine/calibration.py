@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import torch
 
-from memgraph.machine.cuda_libraries import without_cudnn_attention
 from memgraph.machine.hardware import DTYPES, Device, Hardware, capacity_of, device_name, known_kind
 from memgraph.runtime.host import HostPool
 from memgraph.runtime.settings import Settings
@@ -119,7 +118,7 @@ def _attention_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> f
             out = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
             torch.autograd.grad(out, given, gradient)
 
-        with torch.enable_grad(), without_cudnn_attention():
+        with torch.enable_grad():
             seconds = _seconds(step, device, clock)
         if length == largest or seconds > 0.02:
             # Two products of queries and keys in the forward, five in the backward, of the pairs that are looked at.

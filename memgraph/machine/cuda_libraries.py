@@ -1,9 +1,6 @@
-"""What CUDA's libraries do to a plan: memory that they keep for good, and kernels whose memory nobody knows."""
+"""What CUDA's libraries do to a plan: memory that they keep for good, and kernels that they choose."""
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
 
 import torch
 
@@ -30,31 +27,6 @@ def take_workspaces(device: torch.device) -> None:
         product = torch.addmm(bias, factor, factor) @ factor
         product.register_hook(in_the_backward)
         torch.autograd.grad(product.sum(), factor)
-
-
-def exchanges_attention() -> bool:
-    """Whether `without_cudnn_attention` takes calls from cuDNN, as the switches of attention are now."""
-    switches = torch.backends.cuda
-    others = switches.flash_sdp_enabled() or switches.mem_efficient_sdp_enabled()
-    return torch.cuda.is_available() and switches.cudnn_sdp_enabled() and others
-
-
-@contextlib.contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """While this lasts, `scaled_dot_product_attention` is not traced to cuDNN's kernels.
-
-    On Hopper torch 2.13 prefers them, and what scratch memory they take follows from an execution plan that only cuDNN
-    on the device makes. Flash attention's is known to the byte. Where a user has switched off the other fused kernels,
-    cuDNN's stay: without any the scores would be kept whole.
-    """
-    if not exchanges_attention():
-        yield
-        return
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def fingerprint() -> str:

@@ -1,10 +1,12 @@
-"""The machine's own memory, and what of it a container leaves to this process."""
+"""The machine's own memory, what of it a container leaves to this process, and a card's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 _MACHINE = Path("/proc/meminfo")
 _OWN_GROUP = Path("/proc/self/cgroup")
@@ -23,6 +25,14 @@ def free_memory() -> int:
     What the container's files take in the page cache counts as free: the kernel gives it up before it kills anybody.
     """
     return min([_free_of_machine(), *(most - _taken(group) for group, most in _limits())])
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes that a device could still give out: the machine's, or a card's with what torch's allocator keeps unused."""
+    if device.type != "cuda":
+        return free_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _free_of_machine() -> int:

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from memgraph import simulator
 from memgraph.base.compat import tree_leaves
-from memgraph.facts.kernel_scratch import Kernels, looking_up, of_operator
+from memgraph.facts.kernel_scratch import Kernels, cuda, looking_up, of_operator, trial
+from memgraph.facts.kernel_scratch.operands import Call
+from memgraph.facts.operators import qualified_name
 
 pytestmark = pytest.mark.smoke
 aten = torch.ops.aten
@@ -49,10 +52,13 @@ def measured(run) -> tuple[object, int]:
     return returned, peak - before - sum(kept.values())
 
 
-def held(op, *args, **kwargs) -> object:
-    """What the operator returns, once the rule has said how much it takes."""
+def held(op, *args, tried: bool = False, **kwargs) -> object:
+    """What the operator returns, once the rule has said how much it takes; and a trial, where it is tried."""
     returned, found = measured(lambda: op(*args, **kwargs))
-    with looking_up(Kernels()) as kernels:
+    if tried:
+        assert cuda.RULES[qualified_name(op)](Call.of(op, args, kwargs, returned)) == found
+    room = 1 << 33 if tried else 0
+    with looking_up(Kernels(room, device="cuda")) as kernels:
         assert of_operator(op, args, kwargs, returned, "cuda") == found
     assert not kernels.notes
     return returned
@@ -167,3 +173,33 @@ def test_what_no_rule_covers_is_said():
     with looking_up(Kernels()) as kernels:
         assert of_operator(aten.index_put.default, given, {}, target, "cuda") == 0
     assert "aten::index_put is not known (other indices than one of the first dimension)" in kernels.notes[0]
+
+
+@pytest.mark.skipif(simulator.here(), reason="cuDNN works on a card alone")
+@pytest.mark.parametrize("mask", [False, True], ids=["", "mask"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[5] <= 128], ids=str)
+def test_attention_by_cudnn(shape, dropout, mask):
+    """What an H100 showed is what this card takes, and what a trial on it says."""
+    query, key, value = attention(*shape)
+    batch, heads, _, queries, keys, _ = shape
+    causal = not mask and queries == keys
+    bias = torch.zeros(batch, 1, queries, keys, dtype=HALF, device="cuda").expand(-1, heads, -1, -1) if mask else None
+    given = (query, key, value, bias, True, dropout, causal, False)
+    try:
+        out = held(aten._scaled_dot_product_cudnn_attention.default, *given, tried=True)
+    except RuntimeError as problem:
+        pytest.skip(f"cuDNN does not take it: {problem}")
+    for gradient in (torch.empty_like(out[0]), torch.empty(query.shape, dtype=HALF, device="cuda")):
+        given = (gradient, query, key, value, *out[:2], *out[6:8], bias, *out[2:6], dropout, causal)
+        held(aten._scaled_dot_product_cudnn_attention_backward.default, *given, tried=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_trial_on_the_card_finds_what_the_rule_says(dropout):
+    query, key, value = attention(1, 2, 2, 64, 8192, 128)
+    op, given = aten._scaled_dot_product_flash_attention.default, (query, key, value, dropout, False, False)
+    call = Call.of(op, given, {}, op(*given))
+    before = torch.cuda.get_rng_state(), torch.cuda.memory_allocated()
+    assert trial.measure(call, "cuda") == cuda.flash_forward(call) > 0
+    assert torch.equal(torch.cuda.get_rng_state(), before[0]) and torch.cuda.memory_allocated() == before[1]

@@ -1,9 +1,9 @@
 """Memory that a kernel of ATen allocates and frees within one call: no wrapper and no graph shows it.
 
-On CUDA `cuda` has the rules, all of them exact. On the CPU `rules` says how many bytes an operator takes, exactly or at
-most; `trial` runs an operator once and measures it; `known` decides between them for one compilation and notes what it
-could not find out. All bytes that torch's allocator hands out count (oneDNN's included), as in `memgraph.measure_peak`
-and in a budget.
+On CUDA `cuda` has the rules. On the CPU `rules` says how many bytes an operator takes, exactly or at most; `trial` runs
+an operator and measures it, cuDNN's attention on a card too; `known` decides between them for one compilation and notes
+what it could not find out. All bytes that torch's allocator hands out count (oneDNN's included), as in
+`memgraph.measure_peak` and in a budget.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Scratch of ATen's and the libraries' kernels on CUDA, as their host code takes it from torch's allocator.
 
 Each rule is exact: tests/simulated/test_kernel_scratch.py holds it against the host code on the simulated device,
-operator by operator. It returns bytes, and raises cuda_sorts.NotKnown for a call that it does not cover. The workspaces
-of cuBLAS are no part of it: they stay allocated, and stand in the baseline.
+operator by operator. Only cuDNN's attention has it from an execution plan that is made on the card: its rules are what
+an H100 showed (cuDNN 9.19), and count where no card can be asked. A rule returns bytes, and raises cuda_sorts.NotKnown
+for a call that it does not cover. The workspaces of cuBLAS are no part of it: they stay allocated, and stand in the
+baseline.
 """
 
 from __future__ import annotations
@@ -125,6 +127,22 @@ def _splits_of_keys(keys: int, heads: int) -> int:
     return max(1, min(-(-keys // 64), 200 // heads))
 
 
+def cudnn_forward(call: Call) -> int:
+    """Seen on an H100, whatever the sizes, the mask and the dropout."""
+    return 256
+
+
+def cudnn_backward(call: Call) -> int:
+    """Seen on an H100: the query's gradient in float32, one more float32 for each row, and what the forward takes."""
+    batch, heads, length, width = call.named["query"].size
+    return 4 * batch * heads * length * (width + 1) + 256
+
+
+def card() -> str:
+    """The current card and its cuDNN, as text."""
+    return f"{torch.cuda.get_device_name()}, cuDNN {torch.backends.cudnn.version()}"
+
+
 def _nothing(call: Call) -> int:
     return 0
 
@@ -134,6 +152,8 @@ RULES: dict[str, Callable[[Call], int]] = {
     "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
     "aten::_scaled_dot_product_efficient_attention": efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
+    "aten::_scaled_dot_product_cudnn_attention": cudnn_forward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
     "aten::sort": cuda_sorts.sort,
     "aten::cumsum": cuda_sorts.cumsum,
     "aten::index_put": cuda_sorts.index_put,
@@ -146,3 +166,5 @@ RULES: dict[str, Callable[[Call], int]] = {
     ),
 }
 """By the operator's name: bytes that a call holds beyond its outputs."""
+AS_THE_CARD_CHOOSES = frozenset(name for name in RULES if "cudnn" in name)
+"""Operators of which another card, or another version of its library, may take something else."""

@@ -11,6 +11,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from memgraph import simulator
 from memgraph.base.folder import cache_folder
 from memgraph.base.sizes import format_size
 from memgraph.base.store import Store
@@ -28,6 +31,7 @@ _UNBOUNDED = 18
 SMALL = 64 * 1024**2
 _KEPT = 4096  # figures on disk
 _NOTES = 8  # operators that a report names
+_CPU = torch.device("cpu")
 
 _measured: dict[str, int] = {}  # by fingerprint and call; a figure never changes, so any thread may add one
 
@@ -35,13 +39,15 @@ _measured: dict[str, int] = {}  # by fingerprint and call; a figure never change
 class Kernels:
     """Looks up kernels for one compilation and remembers what it could not find out."""
 
-    def __init__(self, room: int = 0, store: Store | None = None, *, machine: int | None = None) -> None:
-        """room: bytes that the operands of a trial may take; 0 for no trials.
+    def __init__(
+        self, room: int = 0, store: Store | None = None, *, machine: int | None = None, device: str = "cpu"
+    ) -> None:
+        """room: bytes that the operands of a trial may take; 0 for no trials.  device: where they are made.
 
         machine: bytes that the operands and the largest possible scratch of a trial may take, by default the same.
         store: keeps figures beyond this process.
         """
-        self.room, self.store = room, store
+        self.room, self.store, self.device = room, store, device
         self.machine = room if machine is None else machine
         self._unknown: dict[str, tuple[int | None, str]] = {}
         self._refused: dict[str, str] = {}  # calls whose trial failed: not again
@@ -63,13 +69,16 @@ class Kernels:
             return self._not_known(qualified_name(op) or str(op), None, f"it takes {problem}")
 
     def _on_cuda(self, call: Call) -> int:
-        """By rule; nothing is tried there."""
+        """By rule; what only the card knows is tried where there is one."""
         rule = cuda.RULES.get(call.name)
         if rule is None:
             self._elsewhere.add(call.name)
             return 0
         try:
-            return rule(call)
+            expected = rule(call)
+            if call.name not in cuda.AS_THE_CARD_CHOOSES or simulator.here() or not torch.cuda.is_available():
+                return expected
+            return self._tried(f"{cuda.card()} {fingerprint()} {call}", call, expected)
         except cuda_sorts.NotKnown as problem:
             return self._not_known(call.name, None, str(problem))
         except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
@@ -83,7 +92,11 @@ class Kernels:
             return self._not_known(call.name, None, f"its rule failed: {problem!r}")
         if rule is not None and bound is not None and (rule.exact or bound == 0):
             return bound
-        known = self._kept(key := f"{fingerprint()} {call}")
+        return self._tried(f"{fingerprint()} {call}", call, bound)
+
+    def _tried(self, key: str, call: Call, bound: int | None) -> int:
+        """As measured, now or before; the bound, with a note, where the operator cannot be run."""
+        known = self._kept(key)
         if known is not None:
             return known
         try:
@@ -105,7 +118,7 @@ class Kernels:
             reason = f"a trial may take {format_size(needed)}, the machine has {format_size(self.machine)} for it"
             raise trial.NotTried(reason)
         try:
-            found = trial.measure(call)
+            found = trial.measure(call, self.device)
         except trial.NotTried as problem:
             self._refused[key] = str(problem)
             raise
@@ -175,22 +188,22 @@ def figures() -> Store | None:
         return None
 
 
-def for_compilation(budget: int | None, taken: int, cache: bool) -> Kernels:
-    """Kernels that are tried if the trial fits.
+def for_compilation(budget: int | None, taken: int, cache: bool, device: torch.device = _CPU) -> Kernels:
+    """Kernels of a device that are tried if the trial fits.
 
     budget: the bytes that a step of the compiled function may reach.  taken: the bytes that are allocated now. The
     operands of a trial stay under the budget, as they must when the step runs. Small ones are an exception: they are
     tried under every budget, since bytes that a plan does not know may break it. A whole trial takes at most half of
-    the memory that the machine has left.
+    the memory that the device has left.
     """
-    free = memory.free_memory() // 2
+    free = memory.free_on(device) // 2
     room = free if budget is None else min(free, max(budget - taken, SMALL))
-    return Kernels(room, figures() if cache else None, machine=free)
+    return Kernels(room, figures() if cache else None, machine=free, device=device.type)
 
 
-def for_dry_run(cache: bool) -> Kernels:
+def for_dry_run(cache: bool, device: torch.device = _CPU) -> Kernels:
     """Kernels that try small calls only (a dry run tries small tiles as well), and else go by rules and kept figures.
 
     Without trials a convolution's scratch is its bound: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
     """
-    return Kernels(SMALL, figures() if cache else None, machine=memory.free_memory() // 2)
+    return Kernels(SMALL, figures() if cache else None, machine=memory.free_on(device) // 2, device=device.type)

@@ -7,6 +7,7 @@ log or communicate; an index out of range may end the process.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _ZEROS = frozenset(
     "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
     "adaptive_max_pool3d_backward bucketize searchsorted sort topk kthvalue median nanmedian mode cumsum cumprod "
     "cummax cummin sum prod mm addmm bmm baddbmm _int_mm convolution unique_dim _unique2 masked_scatter "
-    "_grouped_mm flip roll argsort".split()
+    "_grouped_mm flip roll argsort _scaled_dot_product_cudnn_attention_backward".split()
 )
 _BY_MASK = frozenset("index index_put index_put_ _unsafe_index _unsafe_index_put".split())
 # Operators that are called for an effect, not for what they return.
@@ -42,16 +43,18 @@ def needs(call: Call) -> int:
     return read + call.made
 
 
-def measure(call: Call) -> int:
-    """The most bytes that the kernel holds beyond the call's arguments and results.
+def measure(call: Call, device: str = "cpu") -> int:
+    """The most bytes that the kernel on `device` ("cpu" or "cuda") holds beyond the call's arguments and results.
 
-    Raises NotTried if the operator must not run, or fails. The state of the random generator stays as it was.
+    On CUDA all that the kernel allocates counts as if it were held at a time. Raises NotTried if the operator must not
+    run, or fails. The state of the random generators stays as it was.
     """
-    _check(call)
-    with compat.really(), torch.no_grad(), _same_draws(call):
+    _check(call, device)
+    with compat.really(), torch.no_grad(), _same_draws(call, device):
         try:
-            args, kwargs = made_up(call)
-            outputs, changes = compat.allocations(lambda: call.op(*args, **kwargs))
+            args, kwargs = made_up(call, device)
+            recorded = compat.allocations if device == "cpu" else _allocations_on_the_card
+            outputs, changes = recorded(lambda: call.op(*args, **kwargs))
         except (
             Exception
         ) as error:  # bad data for this operator, no memory: the bytes are not known, whatever the reason
@@ -75,7 +78,27 @@ def _storages(values: Any) -> dict[int, int]:
     return found
 
 
-def _check(call: Call) -> None:
+def _allocations_on_the_card(run: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """What `run()` returns, and the bytes that it asks torch's allocator for, in one sum.
+
+    By a counter that only grows: the peaks are the user's. It runs twice and the smaller sum is taken, since other
+    threads may allocate meanwhile.
+    """
+    sums = []
+    for _ in range(2):
+        outputs = None  # those of the run before
+        before = _asked_for()
+        outputs = run()
+        sums.append(_asked_for() - before)
+    return outputs, [min(sums)]
+
+
+def _asked_for() -> int:
+    """Bytes that were ever asked for on the current card."""
+    return torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+
+
+def _check(call: Call, device: str) -> None:
     namespace, _, name = call.name.partition("::")
     if namespace not in ("aten", "prims"):
         raise NotTried("only torch's own operators are tried")
@@ -88,7 +111,7 @@ def _check(call: Call) -> None:
         raise NotTried("it is not known which integers it takes")
     if name in _BY_MASK and any(operand.dtype in (torch.bool, torch.uint8) for operand in read):
         raise NotTried("it depends on how much a mask leaves")
-    if compat.profiling():
+    if device == "cpu" and compat.profiling():
         raise NotTried("another profiler runs")
 
 
@@ -96,17 +119,18 @@ def _whole(operand: Operand) -> bool:
     return not (operand.dtype.is_floating_point or operand.dtype.is_complex or operand.dtype == torch.bool)
 
 
-def _same_draws(call: Call) -> contextlib.AbstractContextManager[None]:
-    """Put the state of the CPU's random generator back after an operator that draws."""
+def _same_draws(call: Call, device: str) -> contextlib.AbstractContextManager[None]:
+    """Put the states of the CPU's and the current card's random generators back after an operator that draws."""
     draws = torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ())
     draws = draws or any(argument.name == "generator" for argument in schema(call.op).arguments)
-    return torch.random.fork_rng(devices=[]) if draws else contextlib.nullcontext()
+    cards = [] if device == "cpu" else [torch.cuda.current_device()]
+    return torch.random.fork_rng(devices=cards) if draws else contextlib.nullcontext()
 
 
-def made_up(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of the call: zeros for integers, else matrices that can be inverted."""
-    args = [_value(argument) for argument in call.args]
-    kwargs = {name: _value(argument) for name, argument in call.kwargs.items()}
+def made_up(call: Call, device: str = "cpu") -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of the call on `device`: zeros for integers, else matrices that can be inverted."""
+    args = [_value(argument, device) for argument in call.args]
+    kwargs = {name: _value(argument, device) for name, argument in call.kwargs.items()}
     if call.name == "aten::_grouped_mm" and (ends := call.named.get("offs")) is not None:
         # All rows in the first group: the largest product that it may be asked for.
         (offs,) = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor) and value.ndim == 1
@@ -116,15 +140,15 @@ def made_up(call: Call) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
-def _value(argument: Any) -> Any:
+def _value(argument: Any, device: str) -> Any:
     if isinstance(argument, tuple):
-        return [_value(item) for item in argument]
-    return _tensor(argument) if isinstance(argument, Operand) else argument
+        return [_value(item, device) for item in argument]
+    return _tensor(argument, device) if isinstance(argument, Operand) else argument
 
 
-def _tensor(operand: Operand) -> torch.Tensor:
+def _tensor(operand: Operand, device: str) -> torch.Tensor:
     """Zeros for integers and masks; else 0.5 with a heavier diagonal: matrices that can be inverted and factorised."""
-    memory = torch.zeros(operand.span, dtype=operand.dtype)
+    memory = torch.zeros(operand.span, dtype=operand.dtype, device=device)
     floating = operand.dtype.is_floating_point or operand.dtype.is_complex
     if floating:
         memory.fill_(0.5)

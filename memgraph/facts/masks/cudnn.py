@@ -1,7 +1,6 @@
-"""The calls of attention that torch gives to cuDNN on this card, and that a planned step gives to another kernel.
+"""The calls of attention that torch gives to cuDNN on this card.
 
-What memory cuDNN's kernels take nobody knows before they run, so a step is lowered without them
-(`machine.cuda_libraries`). Torch itself is asked: the call is dispatched once more on the fake tensors of the capture.
+Torch itself is asked: the call is dispatched once more on the fake tensors of the capture.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from memgraph import simulator
 from memgraph.base import compat
 from memgraph.facts.masks.causal import ATTENTION, arguments
-from memgraph.machine.cuda_libraries import exchanges_attention
 
 
-def taken_from_cudnn(module: fx.GraphModule) -> frozenset[str]:
+def given_to_cudnn(module: fx.GraphModule) -> frozenset[str]:
     """The names of these calls in a Dynamo graph."""
-    if not exchanges_attention():
+    if not torch.cuda.is_available() or not torch.backends.cuda.cudnn_sdp_enabled():
         return frozenset()
     chosen: dict[tuple[str, ...], bool] = {}
     found = set()
