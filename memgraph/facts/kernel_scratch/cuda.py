@@ -129,13 +129,21 @@ def _splits_of_keys(keys: int, heads: int) -> int:
 
 def cudnn_forward(call: Call) -> int:
     """Seen on an H100, whatever the sizes, the mask and the dropout."""
+    _as_many_keys_as_queries(call)
     return 256
 
 
 def cudnn_backward(call: Call) -> int:
     """Seen on an H100: the query's gradient in float32, one more float32 for each row, and what the forward takes."""
+    _as_many_keys_as_queries(call)
     batch, heads, length, width = call.named["query"].size
     return 4 * batch * heads * length * (width + 1) + 256
+
+
+def _as_many_keys_as_queries(call: Call) -> None:
+    """Raises cuda_sorts.NotKnown where heads of queries share those of keys."""
+    if call.named["key"].size[1] != call.named["query"].size[1]:  # an H100 did not take what the rules say
+        raise cuda_sorts.NotKnown("cuDNN's kernels with grouped heads are known to the card alone")
 
 
 def card() -> str:
@@ -168,3 +176,11 @@ RULES: dict[str, Callable[[Call], int]] = {
 """By the operator's name: bytes that a call holds beyond its outputs."""
 AS_THE_CARD_CHOOSES = frozenset(name for name in RULES if "cudnn" in name)
 """Operators of which another card, or another version of its library, may take something else."""
+
+
+def expected(call: Call) -> int | None:
+    """What a rule says; None where it does not cover the call."""
+    try:
+        return RULES[call.name](call)
+    except cuda_sorts.NotKnown:
+        return None

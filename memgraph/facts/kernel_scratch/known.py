@@ -75,10 +75,9 @@ class Kernels:
             self._elsewhere.add(call.name)
             return 0
         try:
-            expected = rule(call)
-            if call.name not in cuda.AS_THE_CARD_CHOOSES or simulator.here() or not torch.cuda.is_available():
-                return expected
-            return self._tried(f"{cuda.card()} {fingerprint()} {call}", call, expected)
+            if call.name in cuda.AS_THE_CARD_CHOOSES and torch.cuda.is_available() and not simulator.here():
+                return self._tried(f"{cuda.card()} {fingerprint()} {call}", call, cuda.expected(call))
+            return rule(call)
         except cuda_sorts.NotKnown as problem:
             return self._not_known(call.name, None, str(problem))
         except Exception as problem:  # arguments that a rule does not know: no reason to end a compilation
