@@ -19,6 +19,11 @@ Values that an operator reads in a larger size, such as the causal mask that all
     before:  attention(q, k, v, expand(where(...), [1, heads, ...]))      a mask is written for every head
     after:   m* = where(...); attention(q, k, v, expand(m, [1, heads, ...]))
 
+or the labels that a loss compares with every word:
+
+    before:  dlogits = ... (pad(ids)[:, None] == words) ...         made within the kernel of all words
+    after:   l* = pad(ids); dlogits = ... (l[:, None] == words) ...
+
 Products that a sum adds to what is computed later, such as the head's part of the gradient of weights that it
 shares with the embedding:
 

@@ -28,8 +28,11 @@ def free_memory() -> int:
 
 
 def free_on(device: torch.device) -> int:
-    """Bytes that a device could still give out: the machine's, or a card's with what torch's allocator keeps unused."""
-    if device.type != "cuda":
+    """Bytes that a device could still give out: the machine's, or a card's with what torch's allocator keeps unused.
+
+    For a card that is not here, what is planned for it runs on the machine.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
         return free_memory()
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused

@@ -34,3 +34,28 @@ def test_a_mask_that_all_heads_share_is_read_in_a_larger_size():
     product = call(aten.mm.default, x, x, size=(8, 8))  # written anyway
     call(aten.bmm.default, call(aten.expand.default, product, (4, 8, 8), size=(4, 8, 8)), query, size=(4, 8, 8))
     assert read_expanded(graph.nodes) == {expanded}
+
+
+def test_labels_are_read_for_every_word():
+    graph = fx.Graph()
+
+    def call(target, *args, size):
+        node = graph.call_function(target, args)
+        value = torch.empty(size, device="meta", dtype=torch.int64)
+        node.meta["val"] = args[0].meta["val"].expand(size) if target is aten.expand.default else value
+        return node
+
+    found = {}
+    for words in (1 << 14, (1 << 14) - 1):
+        ids = graph.placeholder(f"ids_{words}")
+        ids.meta["val"] = torch.empty(8, 1, device="meta")
+        found[words] = call(aten.add.Tensor, ids, 1, size=(8, 1))
+        shown = call(aten.expand.default, found[words], (8, words), size=(8, words))
+        places = graph.placeholder(f"places_{words}")
+        call(aten.eq.Tensor, shown, places, size=(8, words))
+        call(aten.mul.Tensor, found[words], 2, size=(8, 1))  # no larger
+        weight = call(aten.add.Tensor, places, 1, size=(words,))  # for every row
+        one = call(aten.add.Tensor, places, 1, size=(1, 1))  # a constant
+        for value in (weight, one):
+            call(aten.mul.Tensor, value, places, size=(words, words))
+    assert read_expanded(graph.nodes) == {found[1 << 14]}

@@ -1,4 +1,8 @@
-"""Products that a sum adds to what comes later: known, kept in their place, hidden from what Inductor looks for."""
+"""What a plan has written to memory.
+
+Products that a sum adds to what comes later: known, kept in their place, hidden from what Inductor looks for.
+Labels that a loss compares with every word.
+"""
 
 import pytest
 import torch
@@ -102,6 +106,42 @@ def test_a_plan_settles_it_and_no_bit_changes():
     planned = gradients(loss, backend, ids())
     (found,) = backend.planned
     assert not found.plan.stock and any(name.startswith("mm") for name in found.plan.settled)
+    assert all(torch.equal(one, other) for one, other in zip(stock, planned, strict=True))
+
+
+class Shifted(nn.Module):
+    """A head whose loss compares labels, made of the tokens as transformers makes them, with every word."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, WIDTH), nn.Linear(WIDTH, words)
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Linear(WIDTH, 4096), nn.Tanh(), nn.Linear(4096, WIDTH)) for _ in range(4))
+        )
+
+    def forward(self, ids):
+        labels = nn.functional.pad(ids, (0, 1), value=-100)[..., 1:].contiguous().view(-1, 1)
+        chances = self.head(self.layers(self.embed(ids))).log_softmax(-1).view(ids.numel(), -1)
+        return (-torch.where(labels == torch.arange(chances.shape[-1]), chances, 0.0).mean(),)
+
+
+@pytest.mark.parametrize(("words", "written"), [(1 << 14, {"clone"}), (1 << 12, set())])
+def test_labels_that_are_made_anew_are_written_for_many_words(words, written):
+    facts = capture_module(Shifted(words), (ids().view(2, -1),)).facts
+    schedule = make_schedule(facts, facts.stock_saved, Copies.OF_HELD)
+    assert {facts.values[i].name for i, _ in schedule.settled()} == written
+
+
+def test_written_labels_change_no_bit():
+    torch.manual_seed(0)
+    module, batch = Shifted(1 << 14), ids().view(2, -1)
+    loss = nn.Module()
+    loss.inner, loss.forward = module, lambda x: module(x)[0]
+    stock = gradients(loss, Eager(), batch)
+    backend = Eager(fraction=0.8)
+    planned = gradients(loss, backend, batch)
+    (found,) = backend.planned
+    assert not found.plan.stock and "clone" in found.plan.settled
     assert all(torch.equal(one, other) for one, other in zip(stock, planned, strict=True))
 
 
