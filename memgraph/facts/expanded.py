@@ -56,16 +56,16 @@ def _read_sizes(node: fx.Node) -> Iterator[tuple[int, bool]]:
             kind = family(user.target)
             if kind == "extern":
                 yield _entries(node), True
-            elif kind == "pointwise" and _step(node) == 0:
+            elif kind == "pointwise" and _is_one_a_row(node):
                 yield _entries(user), False
 
 
-def _step(node: fx.Node) -> int:
-    """From one entry of a row to the next; 0 where all are one, or the row has a single one."""
+def _is_one_a_row(node: fx.Node) -> bool:
+    """Whether rows have a single entry, or one that stands for all of them."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.ndim:
-        return 1
-    return 0 if compat.size_hint(value.shape[-1]) == 1 else compat.size_hint(value.stride(-1))
+        return False
+    return compat.size_hint(value.shape[-1]) == 1 or compat.size_hint(value.stride(-1)) == 0
 
 
 def _entries(node: fx.Node) -> int:

@@ -65,7 +65,7 @@ def test_what_an_h100_did_not_show_is_not_known():
 
 @pytest.mark.parametrize("grouped", [16, 4])
 def test_a_card_is_asked_once(card, grouped):
-    kernels = kernel_scratch.Kernels(1 << 34, device="cuda", machine=1 << 36)
+    kernels = kernel_scratch.Kernels(1 << 34, machine=1 << 36)
     card[backward().name] = 1234
     assert look(kernels, backward(grouped=grouped)) == 1234 and not kernels.notes
     assert look(kernels, backward(grouped=grouped)) == 1234 and not card
@@ -73,6 +73,6 @@ def test_a_card_is_asked_once(card, grouped):
 
 def test_where_it_cannot_be_asked_what_was_seen_counts_and_is_told(card):
     for room, reason in ((1 << 34, "there is no card"), (1 << 20, "there is room for 1.0 MiB")):
-        kernels = kernel_scratch.Kernels(room, device="cuda", machine=1 << 36)
+        kernels = kernel_scratch.Kernels(room, machine=1 << 36)
         assert look(kernels, backward()) == 67_633_408
         assert reason in kernels.notes[0] and "up to 64.5 MiB is counted for a call" in kernels.notes[0]

@@ -39,15 +39,13 @@ _measured: dict[str, int] = {}  # by fingerprint and call; a figure never change
 class Kernels:
     """Looks up kernels for one compilation and remembers what it could not find out."""
 
-    def __init__(
-        self, room: int = 0, store: Store | None = None, *, machine: int | None = None, device: str = "cpu"
-    ) -> None:
-        """room: bytes that the operands of a trial may take; 0 for no trials.  device: where they are made.
+    def __init__(self, room: int = 0, store: Store | None = None, *, machine: int | None = None) -> None:
+        """room: bytes that the operands of a trial may take; 0 for no trials.
 
         machine: bytes that the operands and the largest possible scratch of a trial may take, by default the same.
         store: keeps figures beyond this process.
         """
-        self.room, self.store, self.device = room, store, device
+        self.room, self.store = room, store
         self.machine = room if machine is None else machine
         self._unknown: dict[str, tuple[int | None, str]] = {}
         self._refused: dict[str, str] = {}  # calls whose trial failed: not again
@@ -76,7 +74,7 @@ class Kernels:
             return 0
         try:
             if call.name in cuda.AS_THE_CARD_CHOOSES and torch.cuda.is_available() and not simulator.here():
-                return self._tried(f"{cuda.card()} {fingerprint()} {call}", call, cuda.expected(call))
+                return self._tried(f"{cuda.card()} {fingerprint()} {call}", call, cuda.expected(call), "cuda")
             return rule(call)
         except cuda_sorts.NotKnown as problem:
             return self._not_known(call.name, None, str(problem))
@@ -91,19 +89,19 @@ class Kernels:
             return self._not_known(call.name, None, f"its rule failed: {problem!r}")
         if rule is not None and bound is not None and (rule.exact or bound == 0):
             return bound
-        return self._tried(f"{fingerprint()} {call}", call, bound)
+        return self._tried(f"{fingerprint()} {call}", call, bound, "cpu")
 
-    def _tried(self, key: str, call: Call, bound: int | None) -> int:
+    def _tried(self, key: str, call: Call, bound: int | None, device: str) -> int:
         """As measured, now or before; the bound, with a note, where the operator cannot be run."""
         known = self._kept(key)
         if known is not None:
             return known
         try:
-            return self._measure(key, call, bound)
+            return self._measure(key, call, bound, device)
         except trial.NotTried as problem:
             return self._not_known(call.name, bound, str(problem))
 
-    def _measure(self, key: str, call: Call, bound: int | None) -> int:
+    def _measure(self, key: str, call: Call, bound: int | None, device: str) -> int:
         if key in self._refused:
             raise trial.NotTried(self._refused[key])
         operands = trial.needs(call)
@@ -117,7 +115,7 @@ class Kernels:
             reason = f"a trial may take {format_size(needed)}, the machine has {format_size(self.machine)} for it"
             raise trial.NotTried(reason)
         try:
-            found = trial.measure(call, self.device)
+            found = trial.measure(call, device)
         except trial.NotTried as problem:
             self._refused[key] = str(problem)
             raise
@@ -197,7 +195,7 @@ def for_compilation(budget: int | None, taken: int, cache: bool, device: torch.d
     """
     free = memory.free_on(device) // 2
     room = free if budget is None else min(free, max(budget - taken, SMALL))
-    return Kernels(room, figures() if cache else None, machine=free, device=device.type)
+    return Kernels(room, figures() if cache else None, machine=free)
 
 
 def for_dry_run(cache: bool, device: torch.device = _CPU) -> Kernels:
@@ -205,4 +203,4 @@ def for_dry_run(cache: bool, device: torch.device = _CPU) -> Kernels:
 
     Without trials a convolution's scratch is its bound: 1.9 MB instead of 0.4 at the peak of a tiny ViT.
     """
-    return Kernels(SMALL, figures() if cache else None, machine=memory.free_on(device) // 2, device=device.type)
+    return Kernels(SMALL, figures() if cache else None, machine=memory.free_on(device) // 2)
