@@ -76,3 +76,19 @@ def test_where_it_cannot_be_asked_what_was_seen_counts_and_is_told(card):
         kernels = kernel_scratch.Kernels(room, machine=1 << 36)
         assert look(kernels, backward()) == 67_633_408
         assert reason in kernels.notes[0] and "up to 64.5 MiB is counted for a call" in kernels.notes[0]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_what_a_trial_on_a_card_reads_of_the_allocator(monkeypatch, counted):
+    """A counter that only grows: of two runs the smaller sum, without what is returned.  Run on the CPU's memory."""
+    asked = iter([0, 700, 1000, 1600] if counted else [0, 0, 0, 0])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.allocated": next(asked)})
+    monkeypatch.setattr(trial, "made_up", lambda call, device: ([torch.zeros(100, dtype=torch.uint8)] * 2, {}))
+    call = Call.of(torch.ops.aten.maximum.default, [torch.zeros(100, dtype=torch.uint8)] * 2, {}, torch.zeros(100))
+    monkeypatch.setattr(trial, "_check", lambda call, device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    if counted:
+        assert trial.measure(call, "cuda") == 500
+    else:
+        with pytest.raises(trial.NotTried, match="counts nothing"):
+            trial.measure(call, "cuda")
