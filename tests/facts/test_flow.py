@@ -76,7 +76,7 @@ def test_a_draft_is_changed_by_making_another():
     entered = border.entered(frame, empty.with_state(nodes["h"], REPLICATED), nodes["h"])
     assert empty == Draft()
     assert entered.members == {nodes["h"]} and nodes["h"] not in entered.states
-    assert border.after_members(entered, nodes["y"]) and not border.after_members(entered, nodes["h"])
+    assert border.after_members(frame, entered, nodes["y"]) and not border.after_members(frame, entered, nodes["h"])
 
 
 def test_two_readers_must_agree():

@@ -50,8 +50,8 @@ class Draft:
     """The nodes that each shard computes."""
     spared: frozenset[fx.Node] = frozenset()
     """Members that the graph computes outside as well, for readers outside."""
-    below: frozenset[fx.Node] = frozenset()
-    """The nodes that depend on a member of their own side (forward or backward)."""
+    entered: frozenset[fx.Node] = frozenset()
+    """Members of which all is below the region that the graph makes of them, on their own side (forward, backward)."""
     pending: frozenset[fx.Node] = frozenset()
     """Readers of members that become members next."""
 
@@ -73,20 +73,34 @@ def entered(frame: Frame, draft: Draft, node: fx.Node) -> Draft:
     states = {known: state for known, state in draft.states.items() if known is not node}
     if is_given(frame, draft, node):  # a shard makes it for itself: what other layers make of it is theirs
         return dataclasses.replace(draft, states=states, members=draft.members | {node})
-    below = set(draft.below)
-    pending, backward = list(node.users), node in frame.graph.backward
-    while pending:
-        user = pending.pop()
-        if user not in below and (user in frame.graph.backward) == backward:
-            below.add(user)
-            pending += user.users
-    more = frozenset(below) if len(below) > len(draft.below) else draft.below
-    return dataclasses.replace(draft, states=states, members=draft.members | {node}, below=more)
+    more = draft.entered | {node}
+    return dataclasses.replace(draft, states=states, members=draft.members | {node}, entered=more)
 
 
-def after_members(draft: Draft, node: fx.Node) -> bool:
+def after_members(frame: Frame, draft: Draft, node: fx.Node) -> bool:
     """Whether a node that is no member depends on members of its own side."""
-    return node not in draft.members and node in draft.below
+    return node not in draft.members and _is_below(frame, draft, node)
+
+
+def _is_below(frame: Frame, draft: Draft, node: fx.Node) -> bool:
+    """Whether a node depends on a member of its own side (forward or backward).
+
+    It is a walk up, no further than to the first of these members: what is below an early region is most of the graph,
+    and few nodes are asked for.
+    """
+    place, backward = frame.graph.place, frame.graph.backward
+    side = node in backward
+    first = min((place[member] for member in draft.entered if (member in backward) == side), default=place[node])
+    pending, seen = [node], {node}
+    while pending:
+        for read in pending.pop().all_input_nodes:
+            if place[read] < first or read in seen or (read in backward) != side:
+                continue
+            if read in draft.entered:
+                return True
+            seen.add(read)
+            pending.append(read)
+    return False
 
 
 def crosses(state: State | None) -> bool:
@@ -109,7 +123,7 @@ def belongs(frame: Frame, draft: Draft, node: fx.Node, state: State) -> bool:
     """Whether a shard must or should compute a value that one of the members reads."""
     if node.op != "call_function":
         return False
-    if after_members(draft, node):
+    if after_members(frame, draft, node):
         return True
     if not isinstance(state, Sharded):
         return False
@@ -136,8 +150,9 @@ def is_given(frame: Frame, draft: Draft, node: fx.Node) -> bool:
 
     All layers may read it.
     """
-    outside = node not in frame.graph.backward and node not in draft.below
-    return frame.scores is not None and node is not frame.scores and outside
+    if frame.scores is None or node is frame.scores or node in frame.graph.backward:
+        return False
+    return not _is_below(frame, draft, node)
 
 
 def is_spared(draft: Draft, node: fx.Node) -> bool:

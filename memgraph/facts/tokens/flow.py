@@ -44,7 +44,7 @@ class TokenFlow:
         known = self.known(node)
         if known is not None:
             return known
-        if border.after_members(self.draft, node) or sorted_within(node) or self._is_gradient_of_weights(node):
+        if border.after_members(self.frame, self.draft, node) or sorted_within(node) or self._is_gradient_of_weights(node):
             return self.include(node)
         return self.require(node, self._default(node), reader)
 
@@ -89,7 +89,7 @@ class TokenFlow:
                 raise MixesTokens(node, "is read both by tokens and whole")
 
         ordered = isinstance(state, Sharded) and not state.crosses
-        if ordered or border.after_members(self.draft, node):
+        if ordered or border.after_members(self.frame, self.draft, node):
             include()
             return True
         return self.attempt(include)

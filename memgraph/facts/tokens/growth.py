@@ -112,7 +112,7 @@ def _move_above(flow: TokenFlow, node: fx.Node) -> bool:
     """Move the border above an input if its own inputs take fewer bytes, or if it is a view; returns whether it did."""
     if node.op != "call_function" or not is_tensor(node):
         return False
-    if border.after_members(flow.draft, node):
+    if border.after_members(flow.frame, flow.draft, node):
         flow.include(node)
         return True
     state = flow.known(node)
