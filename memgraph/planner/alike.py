@@ -24,8 +24,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from memgraph.facts.joint import JointFacts
+from memgraph.planner import polish
 from memgraph.planner.candidates import Candidate, Candidates, by_time
-from memgraph.planner.polish import sweeps, worth_saving
+from memgraph.planner.polish import worth_saving
 from memgraph.planner.search import fewest_that_fit
 from memgraph.planner.uniform import UniformChoices
 
@@ -47,7 +48,9 @@ class AlikePlanner:
     def best(self, bound: int) -> Candidate | None:
         """The fastest candidate found under the bound; None where no uniform choice fits, nor a mixture of two."""
         start = self._mixed(bound)
-        return None if start is None else self._split(self._filled(start, bound), bound)
+        if start is None:
+            return None
+        return self._split(polish.fill(self.candidates, start, bound, self._units), bound)
 
     def _mixed(self, bound: int) -> Candidate | None:
         """The fastest uniform choice that fits, or mixture of one with a faster one that does not."""
@@ -101,27 +104,6 @@ class AlikePlanner:
 
         tried = fewest_that_fit(split, (-1, fast.peak), (len(self.borders), slow.peak), bound)
         return min((found for found in tried if found.peak <= bound), key=by_time, default=None)
-
-    def _filled(self, best: Candidate, bound: int) -> Candidate:
-        """The candidate with groups of values saved again, each whole, while there is room."""
-        left, skipped = sweeps(self.facts), set[frozenset[int]]()
-        while left > 0:
-            units = [unit for unit in self._units(best) if unit not in skipped]
-            low, high, fits = 1, len(units), 0
-            start = best
-            while low <= high and left > 0:
-                left -= 1
-                middle = (low + high) // 2
-                found = self._with(start, units[:middle])
-                if found is None or found.peak > bound:
-                    high = middle - 1
-                    continue
-                fits, low = middle, middle + 1
-                best = min(best, found, key=by_time)
-            if not units:
-                break
-            skipped.update(units[fits : fits + 1] if fits else units[:1])
-        return best
 
     def _split(self, start: Candidate, bound: int) -> Candidate:
         """The candidate with as many of the last values of one group saved again as the bound allows."""

@@ -54,10 +54,15 @@ class LowerBound:
 class LowerBounds:
     """Lower bounds for the plans of one joint graph with these tiers, for any budget."""
 
-    def __init__(self, candidates: Candidates, tiers: Tiers | None = None) -> None:
-        """candidates: of the graph; whether they are swept as Inductor allocates decides how bytes are counted."""
+    def __init__(self, candidates: Candidates, tiers: Tiers | None = None, tolerance: float = 0.0) -> None:
+        """candidates: of the graph; whether they are swept as Inductor allocates decides how bytes are counted.
+
+        tolerance: the share of a peak by which an optimum may pass it at operators whose rows are then left out. The
+        bound is a bound all the same, and a little lower.
+        """
         self.facts, self.stock = candidates.facts, candidates.stock
         self.stock_time = candidates.stock_time
+        self.tolerance = tolerance
         unit = float(max(1, self.stock.peak))
         self.relaxation = Relaxation(candidates, tiers, unit)
 
@@ -114,7 +119,7 @@ class LowerBounds:
 
     def _add_broken(self, values: np.ndarray) -> bool:
         """Add rows of operators at which more stands than the peak: the fullest of each region."""
-        most = values[self.relaxation.peak] + 10 * ACCURACY
+        most = values[self.relaxation.peak] * (1 + self.tolerance) + 10 * ACCURACY
         forward = [
             place
             for place in self._worst(self.facts.forward, forward_levels(self.relaxation, values), most)

@@ -9,9 +9,10 @@ Problem: a cut proposes saved sets by sums. Near the best of them, which single 
 
 Why not a library: local search is a dozen lines; what it takes is a judge for each step, and that is the sweep.
 
-Algorithm: `fill` saves as many at once as the bound allows, found by bisection; it skips the first that does not fit
-and tries the next ones. `lower` takes the first change that helps and starts again. Both stop after a number of sweeps
-and never by the clock, so that two runs, and two ranks of one job, find the same plan.
+Algorithm: `fill` saves at once what seems to have room (room.py). Where the sweep says that it has not, half of it is
+tried, down to a single value, which is left out from then on; where it has, the room that is left is filled again.
+`lower` takes the first change that helps and starts again. Both stop after a number of sweeps and never by the clock,
+so that two runs, and two ranks of one job, find the same plan.
 
 Oracle: tests/properties/test_plans.py compares the planner with every saved set of small graphs (test_brute_force).
 Without exchanges 3 of 95 random graphs of up to 10 values missed their lowest peak, by up to 29 %.
@@ -19,12 +20,17 @@ Without exchanges 3 of 95 random graphs of up to 10 values missed their lowest p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
+from memgraph.planner.room import Room
+
+Units = Callable[[Candidate], list[frozenset[int]]]
 
 # How many values all sweeps of one polish may visit together: about a second on one core.
 EFFORT = 60_000
@@ -32,27 +38,63 @@ EFFORT = 60_000
 LEAST = 16
 
 
-def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
-    """The fastest candidate found whose peak stays at or under the bound."""
-    best, left = start, sweeps(candidates.facts)
-    skipped: set[int] = set()
-    while left > 0:
-        saved, copies = frozenset(best.schedule.saved), best.schedule.copies
-        wanted = [i for i in worth_saving(candidates, best) if i not in skipped]
-        if not wanted:
-            break
-        low, high, fits = 1, len(wanted), 0
-        while low <= high and left > 0:
-            left -= 1
-            middle = (low + high) // 2
-            found = candidates.of(saved.union(wanted[:middle]), copies)
-            if found is None or found.peak > bound:
-                high = middle - 1
-                continue
-            fits, low = middle, middle + 1
-            best = min(best, found, key=by_time)
-        skipped.update(wanted[fits : fits + 1] if fits else wanted[:1])
+def fill(candidates: Candidates, start: Candidate, bound: int, units: Units | None = None) -> Candidate:
+    """The fastest candidate found whose peak stays at or under the bound.
+
+    units: of a candidate, the recomputed values that may be saved instead, in groups that are saved together, those
+    first that are worth most; by default each value is a group.
+    """
+    find = units or functools.partial(_single, candidates)
+    starts = (start, _with_dearest(candidates, start, bound, find(start)))
+    return min((_with_all_that_fit(candidates, base, bound, find) for base in starts), key=by_time)
+
+
+def _with_dearest(candidates: Candidates, start: Candidate, bound: int, units: Sequence[frozenset[int]]) -> Candidate:
+    """The candidate with as many of the first units saved as the bound allows, found by bisection."""
+    best, low, high = start, 1, len(units)
+    while low <= high:
+        middle = (low + high) // 2
+        found = candidates.of(frozenset(start.schedule.saved).union(*units[:middle]), start.schedule.copies)
+        if found is not None and found.peak <= bound:
+            best, low = min(best, found, key=by_time), middle + 1
+        else:
+            high = middle - 1
     return best
+
+
+def _with_all_that_fit(candidates: Candidates, start: Candidate, bound: int, find: Units) -> Candidate:
+    """The candidate with whatever units saved that seem to have room, where the sweep says that they have."""
+    best, left, allowed = start, sweeps(candidates.facts), math.inf
+    skipped: set[frozenset[int]] = set()
+    while left > 0:
+        wanted = (unit for unit in find(best) if unit not in skipped)
+        chosen, size = _with_room(Room(candidates.facts, best, bound), wanted, allowed)
+        if not chosen:
+            break
+        left -= 1
+        found = candidates.of(frozenset(best.schedule.saved).union(*chosen), best.schedule.copies)
+        if found is not None and found.peak <= bound and by_time(found) < by_time(best):
+            best, allowed = found, math.inf
+        elif len(chosen) > 1:
+            allowed = size / 2
+        else:
+            skipped.update(chosen)
+    return best
+
+
+def _single(candidates: Candidates, base: Candidate) -> list[frozenset[int]]:
+    return [frozenset((i,)) for i in worth_saving(candidates, base)]
+
+
+def _with_room(room: Room, units: Iterable[frozenset[int]], most: float) -> tuple[list[frozenset[int]], int]:
+    """The units that have room one beside another, and the bytes that they take.  most: the bytes that they may take."""
+    chosen, size = [], 0
+    for unit in units:
+        taken = room.take(unit, most - size)
+        if taken is not None:
+            chosen.append(unit)
+            size += taken
+    return chosen, size
 
 
 def copied(candidates: Candidates, base: Candidate, bound: int) -> Candidate:

@@ -36,7 +36,7 @@ from memgraph.planner.alike import AlikePlanner
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
-from memgraph.planner.offload import Offloader, Tiers
+from memgraph.planner.offload import SMALL, Offloader, Tiers
 from memgraph.planner.relaxed import MOST_VALUES, Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
 
@@ -44,6 +44,9 @@ from memgraph.planner.uniform import Choice, UniformChoices
 NEIGHBOURS = 2
 # Steps from the lowest peak to the unplanned one: at each, a candidate is offered to a choice with other graphs.
 OFFERS = 6
+# Tiers that bring less than this share of a step by the bound are not used, where a plan without them comes as near to
+# that bound as NEAR.
+NEXT_TO_NOTHING, NEAR = 0.001, 0.02
 # Times that differ by less than this share of a step are equal: sums in another order.
 ALIKE = 1e-9
 
@@ -100,6 +103,8 @@ class Planner:
             return None
         if self.offloader is None:
             return None if self.uniform is None else self._kept(self.uniform, bound)
+        if (found := self._enough_without_tiers(bound)) is not None:
+            return found
         moved = self.offloader.best(bound, *self._bases(), self._least_seconds)
         if self.uniform is None or self._beats_all_kept(moved, bound):
             return moved
@@ -123,6 +128,21 @@ class Planner:
             return False
         least = self._bounds_alone.under(bound)
         return least is None or (moved is not None and least.seconds >= moved.seconds)
+
+    def _enough_without_tiers(self, bound: int) -> Candidate | None:
+        """The best plan without tiers where it is proven that tiers bring next to nothing; None where it is not.
+
+        So nothing travels to a link that is too slow to help, and no plan is looked for in which it would.
+        """
+        values = len(self.facts.values)
+        if self.uniform is None or self._sent_by_rules or not SMALL < values <= MOST_VALUES:
+            return None
+        alone, least = self._bounds_alone.under(bound), self.bounds.under(bound)
+        step = self.candidates.stock_step
+        if alone is None or least is None or alone.seconds - least.seconds > NEXT_TO_NOTHING * step:
+            return None
+        kept = self._kept(self.uniform, bound)
+        return kept if kept is not None and kept.seconds - least.seconds <= NEAR * step else None
 
     def none_takes_less(self, seconds: float, bound: int) -> bool:
         """Whether it is proven that no plan under a bound takes less than `seconds` beyond Inductor's own choice."""
