@@ -109,8 +109,7 @@ def make_schedule(
     Raises Unschedulable.
     """
     walk = _Backward(facts, saved, copies, facts.early if fused and not settle else frozenset())
-    for position, operator in enumerate(facts.backward):
-        walk.run(operator, position)
+    walk.run(facts.backward)
     walk.provide(facts.backward_outputs)
     crossing = walk.crossing()
     return Schedule(
@@ -147,21 +146,21 @@ class _Backward:
         self.reads: list[list[int]] = []
         self.seconds = [0.0] * len(facts.region_names)
 
-    def run(self, operator: int, position: int) -> None:
-        """Append one operator of the backward, and before it whatever it needs."""
-        if operator not in self.late:
-            for i in self.late.intersection(self.values[operator].inputs) if self.late else ():
-                self._run(i, position)
-            self._run(operator, position)
-
-    def _run(self, operator: int, position: int) -> None:
-        value = self.values[operator]
-        reads: tuple[int | None, ...] = tuple(map(self.there.get, value.inputs))
-        if None in reads:
-            reads = tuple([self._read(i, value.region, position) for i in value.inputs])
-        self.there[operator] = len(self.steps)
-        self.steps.append(operator)
-        self.reads.append(reads)  # type: ignore[arg-type]
+    def run(self, operators: Sequence[int]) -> None:
+        """Append the operators of the backward, and before each whatever it needs."""
+        late, values, there, steps, found = self.late, self.values, self.there, self.steps, self.reads
+        for position, operator in enumerate(operators):
+            if operator in late:
+                continue
+            before = late.intersection(values[operator].inputs) if late else ()
+            for i in (*before, operator):
+                value = values[i]
+                reads: tuple[int | None, ...] = tuple(map(there.get, value.inputs))
+                if None in reads:
+                    reads = tuple([self._read(j, value.region, position) for j in value.inputs])
+                there[i] = len(steps)
+                steps.append(i)
+                found.append(reads)  # type: ignore[arg-type]
 
     def provide(self, outputs: Sequence[int]) -> None:
         """Append what the backward returns and did not compute: a gradient may be a forward value itself."""
@@ -197,33 +196,36 @@ class _Backward:
     def _recompute(self, i: int, region: int, position: int) -> None:
         """Append the recomputation of a value and of all that it needs, in the order of the forward."""
         values, there, steps, computed = self.values, self.there, self.steps, self.computed_for[region]
+        newest, until, found = self.newest, self.until, self.reads
+        seconds = 0.0
         for j in sorted(self._missing(i, region, position)):
             value = values[j]
             reads: tuple[int | None, ...] = tuple(map(there.get, value.inputs))
             if None in reads:
                 reads = tuple([self._at_hand(k, region, position) for k in value.inputs])
-            self.reads.append(reads)  # type: ignore[arg-type]
-            self.newest[j] = computed[j] = len(steps)
-            if self.until[j] == NEVER:  # once is enough: from now on it is there for all
-                there[j] = len(steps)
+            newest[j] = computed[j] = step = len(steps)
+            if until[j] == NEVER:  # once is enough: from now on it is there for all
+                there[j] = step
+            found.append(reads)  # type: ignore[arg-type]
             steps.append(j)
-            self.seconds[region] += value.seconds
+            seconds += value.seconds
+        self.seconds[region] += seconds
 
     def _missing(self, i: int, region: int, position: int) -> set[int]:
         """A value and all that has to be computed before it.  Raises Unschedulable."""
-        values, there = self.values, self.there
+        values, there, in_backward, at_hand = self.values, self.there, self.facts.in_backward, self._at_hand
         pending, missing = [i], set()
         while pending:
             j = pending.pop()
             if j in missing:
                 continue
             value = values[j]
-            if j in self.facts.in_backward:
+            if j in in_backward:
                 raise Unschedulable(f"{value.name} is read before the backward computes it")
             if value.fixed:
                 raise Unschedulable(f"{value.name} {value.fixed} and is not saved")
             missing.add(j)
-            pending += [k for k in value.inputs if k not in there and self._at_hand(k, region, position) is None]
+            pending += [k for k in value.inputs if k not in there and at_hand(k, region, position) is None]
         return missing
 
 
