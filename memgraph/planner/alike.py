@@ -50,7 +50,7 @@ class AlikePlanner:
         start = self._mixed(bound)
         if start is None:
             return None
-        return self._split(polish.fill(self.candidates, start, bound, self._units), bound)
+        return self._split(polish.with_all_that_fit(self.candidates, start, bound, self._units), bound)
 
     def _mixed(self, bound: int) -> Candidate | None:
         """The fastest uniform choice that fits, or mixture of one with a faster one that does not."""

@@ -99,17 +99,24 @@ class Offloader:
         return self._with(roots, chosen, math.inf) if chosen else base
 
     def best(
-        self, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = (), least: float = -math.inf
+        self,
+        bound: int,
+        pool: Sequence[Candidate],
+        more: Sequence[Candidate] = (),
+        least: float = -math.inf,
+        known: Candidate | None = None,
     ) -> Candidate | None:
         """The fastest candidate found whose peak is at most `bound`; None if there is none.
 
         pool: candidates of which a few are bases, with Inductor's own choice.  more: candidates that all are bases.
-        least: seconds of which it is known that no candidate beats them.
+        least: seconds of which it is known that no candidate beats them.  known: a candidate that keeps the bound.
         """
-        best: Candidate | None = None
+        best = known
         for base in self._bases(pool, more):
             if best is not None and base.seconds >= best.seconds:
                 break
+            if best is not None and base.seconds + self._least_cost(base.peak - bound) >= best.seconds:
+                continue
             found = self._under(base, bound)
             if found is not None:
                 best = found if best is None else min(best, found, key=self._cost)
@@ -117,6 +124,11 @@ class Offloader:
         if values > LARGE or (best is not None and best.seconds <= least and values > SMALL):
             return best
         return self._changed(best, self._bases(pool, more), bound)
+
+    def _least_cost(self, size: int) -> float:
+        """Seconds that a step takes longer, at least, if so many bytes leave: what leaves lowers a peak by no more."""
+        costs = (tier.drag * tier.seconds(max(0, size)) for tier in self.tiers.tiers if not tier.only_rules)
+        return min(costs, default=0.0)
 
     def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
         """The fastest candidate found near the best one and near the bases; of small graphs."""

@@ -20,7 +20,6 @@ Without exchanges 3 of 95 random graphs of up to 10 values missed their lowest p
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -38,15 +37,14 @@ EFFORT = 60_000
 LEAST = 16
 
 
-def fill(candidates: Candidates, start: Candidate, bound: int, units: Units | None = None) -> Candidate:
-    """The fastest candidate found whose peak stays at or under the bound.
+def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
+    """The fastest candidate found whose peak stays at or under the bound."""
 
-    units: of a candidate, the recomputed values that may be saved instead, in groups that are saved together, those
-    first that are worth most; by default each value is a group.
-    """
-    find = units or functools.partial(_single, candidates)
-    starts = (start, _with_dearest(candidates, start, bound, find(start)))
-    return min((_with_all_that_fit(candidates, base, bound, find) for base in starts), key=by_time)
+    def single(base: Candidate) -> list[frozenset[int]]:
+        return [frozenset((i,)) for i in worth_saving(candidates, base)]
+
+    starts = (start, _with_dearest(candidates, start, bound, single(start)))
+    return min((with_all_that_fit(candidates, base, bound, single) for base in starts), key=by_time)
 
 
 def _with_dearest(candidates: Candidates, start: Candidate, bound: int, units: Sequence[frozenset[int]]) -> Candidate:
@@ -62,8 +60,12 @@ def _with_dearest(candidates: Candidates, start: Candidate, bound: int, units: S
     return best
 
 
-def _with_all_that_fit(candidates: Candidates, start: Candidate, bound: int, find: Units) -> Candidate:
-    """The candidate with whatever units saved that seem to have room, where the sweep says that they have."""
+def with_all_that_fit(candidates: Candidates, start: Candidate, bound: int, find: Units) -> Candidate:
+    """The candidate with whatever units saved that seem to have room, where the sweep says that they have.
+
+    find: of a candidate, the recomputed values that may be saved instead, in groups that are saved together; those
+    first that are worth most.
+    """
     best, left, allowed = start, sweeps(candidates.facts), math.inf
     skipped: set[frozenset[int]] = set()
     while left > 0:
@@ -80,10 +82,6 @@ def _with_all_that_fit(candidates: Candidates, start: Candidate, bound: int, fin
         else:
             skipped.update(chosen)
     return best
-
-
-def _single(candidates: Candidates, base: Candidate) -> list[frozenset[int]]:
-    return [frozenset((i,)) for i in worth_saving(candidates, base)]
 
 
 def _with_room(room: Room, units: Iterable[frozenset[int]], most: float) -> tuple[list[frozenset[int]], int]:

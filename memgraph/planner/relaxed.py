@@ -6,16 +6,19 @@ the bytes stand, so it saves late values and drops early ones where that is bett
 Why not a library: HiGHS has solved the program; what is left is to round its shares to decisions. They are almost all 0
 or 1: of 500 values of a Llama of 8 layers, 1 to 6 are in between.
 
-Algorithm: solve it for a few peaks, from the least that it allows to Inductor's own. Save all values that have a share,
-or those that are saved whole. A sweep tells what each set really takes. None of them depends on a bound, so a lower
-bound finds no plan that a higher one would have missed.
+Algorithm: solve it for a few peaks, from the least that it allows to Inductor's own, as far as a bound asks for. Save all
+values that have a share, or those that are saved whole. A sweep tells what each set really takes. What is found for a
+peak does not depend on a bound, and a higher bound has all peaks of a lower one, so a lower bound finds no plan that a
+higher one would have missed.
 
 Oracle: tests/properties/test_plans.py compares the planner with every saved set of small graphs (test_brute_force).
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -24,8 +27,9 @@ from memgraph.planner.candidates import Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.offload import Tiers
 
-# Peaks for which the program is solved.
-PEAKS = 6
+# Peaks for which the program is solved, and how many of those that a bound does not reach are solved for it: a set takes
+# more than the program says.
+PEAKS, BEYOND = 6, 2
 # A larger graph takes too long, and gains little: with many layers a mixture of two uniform choices comes near enough.
 # Llama at 60 % of its peak: 1.8 % above the bound with 8 layers (1,705 values), 0.6 % with 32 (6,433).
 MOST_VALUES = 2_500
@@ -42,24 +46,38 @@ class Relaxed:
 
     def __init__(self, candidates: Candidates, tiers: Tiers | None = None) -> None:
         self.candidates, self.tiers = candidates, tiers
+        self._of_peak: list[list[Candidate]] = []
+        """By place in `_peaks`, what was found for it; those behind the end have not been asked for."""
 
-    @functools.cached_property
-    def found(self) -> tuple[Candidate, ...]:
-        """All of them, fastest first."""
+    def under(self, bound: int) -> tuple[Candidate, ...]:
+        """Those of all peaks up to a bound, and of a few beyond it; fastest first."""
         if len(self.candidates.facts.values) > MOST_VALUES:
             return ()
-        # A program of its own: the rows of a shared one would depend on what others have asked before.
-        bounds = LowerBounds(self.candidates, self.tiers, TOLERANCE)
-        kinds = dict.fromkeys((Copies.NONE, self.candidates.copies))
-        found: dict[int, Candidate] = {}
-        # The bound is a little below the least peak that the program has a solution for.
-        least_peak = (1 + 1e-4) * bounds.smallest() + 1
-        for peak in np.linspace(least_peak, max(least_peak, self.candidates.stock.peak), PEAKS):
-            shares = bounds.shares(int(peak))
-            for least in SHARES:
-                saved = frozenset(v for v, share in shares.items() if share >= least and self.candidates.may_save(v))
-                for copies in kinds if saved else ():
-                    candidate = self.candidates.of(saved, copies)
-                    if candidate is not None:
-                        found[id(candidate)] = candidate
+        peaks = self._peaks
+        wanted = min(len(peaks), bisect.bisect_left(peaks, bound) + BEYOND)
+        while len(self._of_peak) < wanted:  # always in this order: what is found for a peak goes by those before it
+            self._of_peak.append(list(self._found(peaks[len(self._of_peak)])))
+        found = {id(candidate): candidate for some in self._of_peak[:wanted] for candidate in some}
         return tuple(sorted(found.values(), key=by_time))
+
+    @functools.cached_property
+    def _bounds(self) -> LowerBounds:
+        """A program of its own: the rows of a shared one would depend on what others have asked before."""
+        return LowerBounds(self.candidates, self.tiers, TOLERANCE)
+
+    @functools.cached_property
+    def _peaks(self) -> list[int]:
+        """The peaks for which the program is solved, from the least that it allows to Inductor's own."""
+        # The bound is a little below the least peak that the program has a solution for.
+        least = (1 + 1e-4) * self._bounds.smallest() + 1
+        return [int(peak) for peak in np.linspace(least, max(least, self.candidates.stock.peak), PEAKS)]
+
+    def _found(self, peak: int) -> Iterator[Candidate]:
+        """The candidates of one peak."""
+        shares = self._bounds.shares(peak)
+        for least in SHARES:
+            saved = frozenset(v for v, share in shares.items() if share >= least and self.candidates.may_save(v))
+            for copies in dict.fromkeys((Copies.NONE, self.candidates.copies)) if saved else ():
+                candidate = self.candidates.of(saved, copies)
+                if candidate is not None:
+                    yield candidate
