@@ -85,7 +85,7 @@ def with_all_that_fit(candidates: Candidates, start: Candidate, bound: int, find
 
 
 def _with_room(room: Room, units: Iterable[frozenset[int]], most: float) -> tuple[list[frozenset[int]], int]:
-    """The units that have room one beside another, and the bytes that they take.  most: the bytes that they may take."""
+    """The units that have room one beside another, and their bytes.  most: the bytes that they may take."""
     chosen, size = [], 0
     for unit in units:
         taken = room.take(unit, most - size)

@@ -6,10 +6,10 @@ the bytes stand, so it saves late values and drops early ones where that is bett
 Why not a library: HiGHS has solved the program; what is left is to round its shares to decisions. They are almost all 0
 or 1: of 500 values of a Llama of 8 layers, 1 to 6 are in between.
 
-Algorithm: solve it for a few peaks, from the least that it allows to Inductor's own, as far as a bound asks for. Save all
-values that have a share, or those that are saved whole. A sweep tells what each set really takes. What is found for a
-peak does not depend on a bound, and a higher bound has all peaks of a lower one, so a lower bound finds no plan that a
-higher one would have missed.
+Algorithm: solve it for a few peaks, from the least that it allows to Inductor's own, as far as a bound asks for. Save
+all values that have a share, or those that are saved whole. A sweep tells what each set really takes. What is found for
+a peak does not depend on a bound, and a higher bound has all peaks of a lower one, so a lower bound finds no plan that
+a higher one would have missed.
 
 Oracle: tests/properties/test_plans.py compares the planner with every saved set of small graphs (test_brute_force).
 """
@@ -27,8 +27,8 @@ from memgraph.planner.candidates import Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.offload import Tiers
 
-# Peaks for which the program is solved, and how many of those that a bound does not reach are solved for it: a set takes
-# more than the program says.
+# Peaks for which the program is solved, and how many of those above a bound are solved for it: there are sets which take
+# less than the peak of their program, and bases from which values leave.
 PEAKS, BEYOND = 6, 2
 # A larger graph takes too long, and gains little: with many layers a mixture of two uniform choices comes near enough.
 # Llama at 60 % of its peak: 1.8 % above the bound with 8 layers (1,705 values), 0.6 % with 32 (6,433).

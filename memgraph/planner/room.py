@@ -3,13 +3,15 @@
     forward    computed . . last read ======== end          a value that the backward computes again stands in between
     backward   begin ========= computed again . . .         as well if it is saved instead (=)
 
-It is a guess: a value that is saved changes what is written, and what else is computed again. A sweep tells what a
+What was saved only to compute it again is then not saved any more, and stands no longer than the forward reads it.
+
+It is a guess: a value that is saved changes what is written, and when others are computed again. A sweep tells what a
 guess is worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -25,34 +27,57 @@ class Room:
         self.values = facts.values
         self.forward = bound - np.array(base.forward.usage)
         self.backward = bound - base.carried - np.array(base.backward.usage)
-        self._sweep = base.forward
-        self._computed = {v: slot for slot, v in enumerate(base.schedule.forward.values)}
-        program = base.schedule.backward
+        forward, self._program = base.schedule.forward, base.schedule.backward
+        self._computed = {v: slot for slot, v in enumerate(forward.values)}
+        self._last = {read: slot for slot, reads in enumerate(forward.reads) for read in reads}
+        """By slot of the forward, the last that reads it."""
         self._again: dict[int, int] = {}
-        for slot, v in enumerate(program.values[program.inputs :], program.inputs):
+        """By value, the slot of the backward that computes it again first."""
+        inputs = self._program.inputs
+        for slot, v in enumerate(self._program.values[inputs:], inputs):
             self._again.setdefault(v, slot)
+        self._readers: list[list[int]] = [[] for _ in self._program.values]
+        """By slot of the backward, those that read it."""
+        for slot, reads in enumerate(self._program.reads):
+            for read in reads:
+                self._readers[read].append(slot)
+        self._freed: set[int] = set()
 
     def take(self, unit: Iterable[int], most: float) -> int | None:
         """Give all values of a unit their room; returns their bytes. None, and nothing is given, if there is none.
 
         most: the bytes that they may take together.
         """
-        before = self.forward.copy(), self.backward.copy()
+        before = self.forward.copy(), self.backward.copy(), set(self._freed)
         taken = 0
         for v in unit:
-            size = self.values[v].bytes
-            taken += size
-            ahead, behind = self.forward[self._free(v) :], self.backward[: self._again[v]]
-            if taken > most or min(ahead.min(initial=size), behind.min(initial=size)) < size:
-                self.forward, self.backward = before
+            taken += self.values[v].bytes
+            for saved in self._needless(v):
+                self._freed.add(saved)
+                self._stands(saved, v, -self.values[saved].bytes)
+            self._stands(v, v, self.values[v].bytes)
+            if taken > most or min(self.forward.min(initial=0), self.backward.min(initial=0)) < 0:
+                self.forward, self.backward, self._freed = before
                 return None
-            ahead -= size
-            behind -= size
         return taken
 
-    def _free(self, v: int) -> int:
-        """The first slot of the forward at which a recomputed value is gone; behind the last if it is not computed."""
-        slot = self._computed.get(v, len(self.forward))
-        if slot == len(self.forward):
-            return slot
-        return self._sweep.deaths.get(self._sweep.storage_of[slot], slot) + 1
+    def _stands(self, saved: int, v: int, size: int) -> None:
+        """So many more bytes of a saved value stand until another one would be computed again."""
+        slot = self._computed.get(saved, len(self.forward))  # what is not computed there is made at the end, if saved
+        self.forward[self._last.get(slot, slot) + 1 :] -= size
+        self.backward[: self._again[v]] -= size
+
+    def _needless(self, v: int) -> Iterator[int]:
+        """The saved values that nothing needs but the recomputation of a value."""
+        program, first = self._program, self._again[v]
+        gone, pending = {first}, [first]
+        while pending:
+            for read in program.reads[pending.pop()]:
+                if read in gone or read in program.outputs or not gone.issuperset(self._readers[read]):
+                    continue
+                gone.add(read)
+                saved = program.values[read]
+                if read >= program.inputs:
+                    pending.append(read)
+                elif read in program.owned and saved not in self._freed and self.values[saved].storage == saved:
+                    yield saved

@@ -44,7 +44,11 @@ class TokenFlow:
         known = self.known(node)
         if known is not None:
             return known
-        if border.after_members(self.frame, self.draft, node) or sorted_within(node) or self._is_gradient_of_weights(node):
+        if (
+            border.after_members(self.frame, self.draft, node)
+            or sorted_within(node)
+            or self._is_gradient_of_weights(node)
+        ):
             return self.include(node)
         return self.require(node, self._default(node), reader)
 
