@@ -27,8 +27,8 @@ from memgraph.planner.candidates import Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.offload import Tiers
 
-# Peaks for which the program is solved, and how many of those above a bound are solved for it: there are sets which take
-# less than the peak of their program, and bases from which values leave.
+# Peaks for which the program is solved, and how many of those above a bound are solved for it: some sets take less than
+# the peak of their program, and from others values may leave.
 PEAKS, BEYOND = 6, 2
 # A larger graph takes too long, and gains little: with many layers a mixture of two uniform choices comes near enough.
 # Llama at 60 % of its peak: 1.8 % above the bound with 8 layers (1,705 values), 0.6 % with 32 (6,433).
