@@ -29,8 +29,10 @@ class Room:
         self.backward = bound - base.carried - np.array(base.backward.usage)
         forward, self._program = base.schedule.forward, base.schedule.backward
         self._computed = {v: slot for slot, v in enumerate(forward.values)}
-        self._last = {read: slot for slot, reads in enumerate(forward.reads) for read in reads}
-        """By slot of the forward, the last that reads it."""
+        self._storage = base.forward.storage_of
+        self._last = {self._storage[read]: slot for slot, reads in enumerate(forward.reads) for read in reads}
+        """By storage of the forward, the last slot that needs it there."""
+        self._last.update(base.forward.deaths)
         self._again: dict[int, int] = {}
         """By value, the slot of the backward that computes it again first."""
         inputs = self._program.inputs
@@ -63,8 +65,9 @@ class Room:
 
     def _stands(self, saved: int, v: int, size: int) -> None:
         """So many more bytes of a saved value stand until another one would be computed again."""
-        slot = self._computed.get(saved, len(self.forward))  # what is not computed there is made at the end, if saved
-        self.forward[self._last.get(slot, slot) + 1 :] -= size
+        slot = self._computed.get(saved)
+        if slot is not None:  # what the forward does not compute is made at its end, if it is saved
+            self.forward[self._last.get(self._storage[slot], slot) + 1 :] -= size
         self.backward[: self._again[v]] -= size
 
     def _needless(self, v: int) -> Iterator[int]:
