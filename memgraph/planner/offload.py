@@ -127,8 +127,7 @@ class Offloader:
 
     def _least_cost(self, size: int) -> float:
         """Seconds that a step takes longer, at least, if so many bytes leave: what leaves lowers a peak by no more."""
-        costs = (tier.drag * tier.seconds(max(0, size)) for tier in self.tiers.tiers if not tier.only_rules)
-        return min(costs, default=0.0)
+        return min((tier.drag * tier.seconds(max(0, size)) for tier in self.tiers.tiers), default=0.0)
 
     def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
         """The fastest candidate found near the best one and near the bases; of small graphs."""

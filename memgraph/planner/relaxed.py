@@ -34,7 +34,7 @@ PEAKS, BEYOND = 6, 2
 # Llama at 60 % of its peak: 1.8 % above the bound with 8 layers (1,705 values), 0.6 % with 32 (6,433).
 MOST_VALUES = 2_500
 # An optimum may pass its peak by this share: the sweep tells what is really taken, and a program without the rows that
-# are broken by less takes half the time (Llama of 12 layers: 21,000 rows in place of 29,000, with costs that are equal
+# are broken by less takes half the time (Llama of 12 layers: 18,000 rows in place of 29,000, with costs that are equal
 # to 0.1 %).
 TOLERANCE = 0.05
 # Each of these makes a saved set: the values with at least this share.
