@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from memgraph.base import compat
+
+_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
 
 
 def take_workspaces(device: torch.device) -> None:
     """Have cuBLAS take its workspaces on a CUDA device now: what is allocated from here on has them in it.
 
-    The first product of a thread and stream takes one from torch's allocator, which is never given back: 32 MiB on
-    Hopper, 8.1 MiB before (`CUBLAS_WORKSPACE_CONFIG`). A step makes products on two threads, the caller's and
+    Up to torch 2.14 the first product of a thread and stream takes one from torch's allocator, which is never given
+    back: 32 MiB on Hopper, 8.1 MiB before (`CUBLAS_WORKSPACE_CONFIG`). Where each product gives its own back there is
+    nothing to take (facts/kernel_scratch/cuda_products.py). A step makes products on two threads, the caller's and
     autograd's, which recomputes some that add a bias: before torch 2.13 cuBLASLt has 1 MiB of its own for those. Once
     all stand this costs a few small products.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not compat.workspaces_are_kept():
         return
     with torch.cuda.device(device), compat.really(), torch.enable_grad():
         factor = torch.ones(16, 16, device=device, requires_grad=True)
@@ -34,5 +39,10 @@ def fingerprint() -> str:
     switches = torch.backends.cuda
     return (
         f"attention {switches.flash_sdp_enabled()} {switches.mem_efficient_sdp_enabled()} "
-        f"{switches.math_sdp_enabled()} {switches.cudnn_sdp_enabled()}"
+        f"{switches.math_sdp_enabled()} {switches.cudnn_sdp_enabled()} "
+        f"workspaces {compat.workspaces_are_kept()} {' '.join(map(_environment, _WORKSPACES))}"
     )
+
+
+def _environment(name: str) -> str:
+    return os.environ.get(name, "")

@@ -72,10 +72,10 @@ def shard_add_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> 
             part.addmm_(factor.to(total.dtype), right)
 
 
-def scratch(left: Sequence[int], right: Sequence[int], dtype: torch.dtype, cuda: bool) -> int:
-    """Bytes that `shard_add_` holds beyond its arguments, for the shapes of its factors."""
+def scratch(left: Sequence[int], right: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes that `shard_add_` holds beyond its arguments on the CPU, for the shapes of its factors."""
     wide = accumulator(dtype)
-    if wide == dtype or cuda:
+    if wide == dtype:
         return 0
     return (min(_rows(left), left[0]) * left[1] + right[0] * right[1]) * wide.itemsize
 

@@ -1,12 +1,13 @@
-"""cuDNN's attention: by what was seen where no card can be asked, else by a trial on the card."""
+"""cuDNN's attention and workspaces of products: what was seen where no card can be asked, else a trial on the card."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from memgraph.base import compat
 from memgraph.facts import kernel_scratch
-from memgraph.facts.kernel_scratch import cuda, known, trial
+from memgraph.facts.kernel_scratch import cuda, cuda_products, known, trial
 from memgraph.facts.kernel_scratch.operands import Call
 
 HALF = torch.bfloat16
@@ -76,6 +77,68 @@ def test_where_it_cannot_be_asked_what_was_seen_counts_and_is_told(card):
         kernels = kernel_scratch.Kernels(room, machine=1 << 36)
         assert look(kernels, backward()) == 67_633_408
         assert reason in kernels.notes[0] and "up to 64.5 MiB is counted for a call" in kernels.notes[0]
+
+
+def product(name: str, *given: torch.Tensor, **keywords: float) -> Call:
+    """A product of 4,096 x 1,024 by 1,024 x 256; given: what is added."""
+    return Call.of(
+        getattr(torch.ops.aten, name).default, (*given, meta(4096, 1024), meta(1024, 256)), keywords, meta(4096, 256)
+    )
+
+
+PRODUCTS = {
+    "mm": (product("mm"), 32),
+    "with a bias": (product("addmm", meta(256)), 1),
+    "half of a bias": (product("addmm", meta(256), beta=0.5), 32),
+    "with gaps": (product("addmm", meta(256, 2)[:, 0]), 32),
+    "with a matrix": (product("addmm", meta(4096, 256)), 32),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_take_a_workspace_where_none_is_kept(name, monkeypatch):
+    """Of an H100, where there is no card."""
+    call, size = PRODUCTS[name]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(compat, "workspaces_are_kept", lambda: True)
+    assert look(kernels := kernel_scratch.Kernels(), call) == 0
+    monkeypatch.setattr(compat, "workspaces_are_kept", lambda: False)
+    assert look(kernels, call) == size * 1024**2 and not kernels.notes
+
+
+def test_a_small_product_tells_which_workspace_a_large_one_takes(monkeypatch):
+    tried = []
+
+    def measured(call: Call, device: str) -> int:
+        tried.append(call)
+        return 4321
+
+    monkeypatch.setattr(cuda_products, "_found", {})
+    monkeypatch.setattr(cuda_products, "_sizes", lambda: (1, 2))
+    monkeypatch.setattr(compat, "workspaces_are_kept", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(trial, "measure", measured)
+    for _ in range(2):
+        for call in (product("addmm", meta(256)), product("addmm", meta(256, 3)[:, 0]), product("mm")):
+            assert look(kernels := kernel_scratch.Kernels(), call) == 4321 and not kernels.notes
+    assert [str(call.args[0]) for call in tried] == ["bfloat16[64][1]", "bfloat16[64][2]", "bfloat16[64,64][64,1]"]
+    transposed = product("addmm", meta(256, 4096).t())
+    look(kernels, transposed)
+    assert str(tried[-1].args[0]) == "bfloat16[64,64][1,64]"
+
+
+def test_where_no_product_can_be_tried_the_larger_workspace_counts(monkeypatch):
+    def measured(call: Call, device: str) -> int:
+        raise trial.NotTried("no memory")
+
+    monkeypatch.setattr(cuda_products, "_found", {})
+    monkeypatch.setattr(cuda_products, "_sizes", lambda: (3, 5))
+    monkeypatch.setattr(compat, "workspaces_are_kept", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(trial, "measure", measured)
+    assert look(kernel_scratch.Kernels(), product("mm")) == 5
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memgraph.facts import kernel_scratch
 from memgraph.machine.measure import peak_above_start
 from memgraph.runtime import tile_ops
 
@@ -43,7 +44,7 @@ def test_what_is_held_beside_is_known(dtype, device, monkeypatch):
     total = tile_ops.shard_product(left, right)
     tile_ops.shard_add_(total, left, right)  # cuBLAS takes its workspace once
     held = peak_above_start(lambda: tile_ops.shard_add_(total, left, right), device)
-    assert held == tile_ops.scratch(left.shape, right.shape, dtype, device == "cuda")
+    assert held == kernel_scratch.of_operator(torch.ops.memgraph.shard_add_, (total, left, right), {}, None, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,7 +54,7 @@ def test_a_shard_without_tokens_adds_nothing(dtype):
     total = torch.ones(3, 5)
     tile_ops.shard_add_(total, left, right)
     assert torch.equal(total, torch.ones(3, 5))
-    assert tile_ops.scratch(left.shape, right.shape, dtype, cuda=False) == 0
+    assert tile_ops.scratch(left.shape, right.shape, dtype) == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

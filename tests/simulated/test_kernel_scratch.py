@@ -109,14 +109,35 @@ def empty(*size: int, dtype: torch.dtype = HALF) -> Tensor:
     return torch.empty(size, dtype=dtype, device="cuda")
 
 
-def test_products_take_nothing_beside_their_workspace():
-    rows, weight, bias = empty(8192, 1024), empty(1024, 1024), empty(1024)
-    _ = torch.addmm(bias, rows, weight @ weight)  # the workspaces
+@pytest.mark.parametrize("dtype", [HALF, SINGLE], ids=str)
+def test_products(dtype):
+    """Beside their workspace they take nothing: it is kept by the first product, or a part of each (torch 2.15)."""
+    rows, weight, bias = empty(8192, 1024, dtype=dtype), empty(1024, 1024, dtype=dtype), empty(1024, dtype=dtype)
+    full, added = empty(8192, 1024, dtype=dtype), empty(1024, 2, dtype=dtype)[:, 0]
+    _ = torch.addmm(bias, rows, weight @ weight)  # those that are kept
     held(aten.mm.default, rows, weight)
     held(aten.mm.default, rows, weight.t())
-    held(aten.addmm.default, bias, rows, weight)
-    held(aten.bmm.default, empty(16, 512, 64), empty(16, 64, 512))
-    held(aten.baddbmm.default, empty(16, 512, 512), empty(16, 512, 64), empty(16, 64, 512))
+    for one in (bias, added, full, empty(1024, 8192, dtype=dtype).t(), bias.expand(8192, 1024)):
+        held(aten.addmm.default, one, rows, weight)
+    held(aten.addmm.default, bias, rows, weight, beta=0.5)
+    held(aten.addmm.default, bias, rows, weight, alpha=2)
+    held(aten.addmm.default, bias, rows[:1], weight)
+    held(aten._addmm_activation.default, bias, rows, weight, use_gelu=True)
+    held(aten.bmm.default, empty(16, 512, 64, dtype=dtype), empty(16, 64, 512, dtype=dtype))
+    squares = [empty(16, 512, width, dtype=dtype) for width in (512, 64)]
+    held(aten.baddbmm.default, squares[0], squares[1], empty(16, 64, 512, dtype=dtype))
+    total = empty(8192, 1024, dtype=SINGLE)
+    _, found = measured(lambda: torch.ops.memgraph.shard_add_(total, rows, weight))
+    assert of_operator(torch.ops.memgraph.shard_add_, (total, rows, weight), {}, None, "cuda") == found
+    if dtype is HALF:
+        held(aten.mm.dtype, rows, weight, SINGLE)
+        held(aten.addmm.dtype, full.float(), rows, weight, SINGLE)
+
+
+def test_products_of_eight_bits():
+    factor, scale = empty(1024, 1024, dtype=torch.float8_e4m3fn), empty(dtype=SINGLE)
+    held(aten._scaled_mm.default, factor, factor.t(), scale, scale, out_dtype=HALF)
+    held(aten._scaled_mm.default, factor, factor.t(), scale, scale, out_dtype=HALF)
 
 
 @pytest.mark.parametrize("columns", [1, 30, 128, 131, 512, 1024, 4096, 5120, 14336])

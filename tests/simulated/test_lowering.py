@@ -144,14 +144,15 @@ def trained(device: torch.device) -> None:
     out.sum().backward()
 
 
-def test_workspaces_are_taken_once():
+def test_workspaces_that_are_kept_are_taken_once():
     device = torch.device("cuda", 0)
     trained(device)  # with 2.11 a gradient of a process's first backward stands a while longer
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
     cuda_libraries.take_workspaces(device)
     taken = torch.cuda.memory_allocated()
-    assert taken - before >= 64 * 1024**2  # this thread's and autograd's, on Hopper
+    least = 64 * 1024**2 if compat.workspaces_are_kept() else 0  # this thread's and autograd's, on Hopper
+    assert taken - before >= least
     cuda_libraries.take_workspaces(device)
     trained(device)
     assert torch.cuda.memory_allocated() == taken

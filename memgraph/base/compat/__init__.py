@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
 from memgraph.base.compat.autograd import Handles, after_backward, compiled_node, in_backward, on_end, on_next
 from memgraph.base.compat.counters import allocator_counters
+from memgraph.base.compat.cuda import workspaces_are_kept
 from memgraph.base.compat.distributed import (
     bucket_bytes,
     collective_groups,
@@ -260,6 +261,7 @@ __all__ = [
     "triton_kernels_of",
     "uncompiled",
     "with_symbol",
+    "workspaces_are_kept",
     "wrapped",
     "write_to_memory",
 ]

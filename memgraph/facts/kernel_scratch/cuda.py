@@ -3,8 +3,8 @@
 Each rule is exact: tests/simulated/test_kernel_scratch.py holds it against the host code on the simulated device,
 operator by operator. Only cuDNN's attention has it from an execution plan that is made on the card: its rules are what
 an H100 showed (cuDNN 9.19), and count where no card can be asked. A rule returns bytes, and raises cuda_sorts.NotKnown
-for a call that it does not cover. The workspaces of cuBLAS are no part of it: they stay allocated, and stand in the
-baseline.
+for a call that it does not cover. The workspaces of cuBLAS are a part of it where each product takes one and gives it
+back (cuda_products.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from memgraph.base.sizes import round_up
-from memgraph.facts.kernel_scratch import cuda_sorts, cuda_sums
+from memgraph.facts.kernel_scratch import cuda_products, cuda_sorts, cuda_sums
 from memgraph.facts.kernel_scratch.operands import Call
 
 
@@ -168,10 +168,8 @@ RULES: dict[str, Callable[[Call], int]] = {
     "aten::index_put_": cuda_sorts.index_put,
     "aten::_grouped_mm": cuda_sorts.grouped_product,
     **dict.fromkeys(("aten::sum", "aten::amax", "aten::amin"), cuda_sums.over_rows),
-    **dict.fromkeys(
-        (f"aten::{name}" for name in "mm addmm bmm baddbmm copy_ fill_ zero_ as_strided randint".split()),
-        _nothing,
-    ),
+    **dict.fromkeys(cuda_products.NAMES, cuda_products.workspace),
+    **dict.fromkeys((f"aten::{name}" for name in "copy_ fill_ zero_ as_strided randint".split()), _nothing),
 }
 """By the operator's name: bytes that a call holds beyond its outputs."""
 AS_THE_CARD_CHOOSES = frozenset(name for name in RULES if "cudnn" in name)

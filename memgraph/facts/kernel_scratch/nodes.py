@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from memgraph.base import compat
@@ -27,7 +28,7 @@ def of_operator(
     """Bytes that a call in Inductor's wrapper holds beyond its outputs; arguments as those of Kernels.bytes_of."""
     name = qualified_name(op)
     if name in ("memgraph::shard_product", "memgraph::shard_add_"):
-        return _shards(*args[-2:], on_cuda=device == "cuda")
+        return _shards(*map(described, args[-2:]), on_cuda=device == "cuda")
     if name == "memgraph::shard_sum_":
         return _sum(args[1], on_cuda=device == "cuda")
     if name.startswith(_NONE):
@@ -62,4 +63,8 @@ def _sum(part: Operand, *, on_cuda: bool) -> int:
 
 
 def _shards(left: Operand, right: Operand, *, on_cuda: bool) -> int:
-    return tile_ops.scratch(left.size, right.size, left.dtype, on_cuda)
+    """A shard's product, or one that is added to a sum: on CUDA both are cuBLAS'."""
+    if not on_cuda:
+        return tile_ops.scratch(left.size, right.size, left.dtype)
+    product = Operand((left.size[0], right.size[1]), (right.size[1], 1), left.dtype)
+    return current().bytes_of(torch.ops.aten.mm.default, (left, right), {}, product, "cuda")
