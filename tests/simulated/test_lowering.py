@@ -72,12 +72,14 @@ def dropped(given: torch.Tensor) -> torch.Tensor:
 
 def test_random_numbers_do_not_depend_on_the_kernel_that_draws_them():
     given = torch.zeros(64, 1024, device="cuda", requires_grad=True)
-    if hasattr(torch._inductor.codegen.triton.TritonOverrides, "_can_use_4x_random"):  # 2.13, 2.14
-        code = generated(dropped, given, backend="inductor")
-        assert "rand4x(" in code
-    torch._dynamo.reset()
-    code = generated(dropped, given)  # a failed assertion shows what it names, and a tensor has no values to show
-    assert "rand4x(" not in code
+    switch = {"use_rand4x": True} if hasattr(torch._inductor.config, "use_rand4x") else {}  # off by itself in 2.15
+    with torch._inductor.config.patch(switch):
+        if hasattr(torch._inductor.codegen.triton.TritonOverrides, "_can_use_4x_random"):  # from 2.13 on
+            code = generated(dropped, given, backend="inductor")
+            assert "rand4x(" in code
+        torch._dynamo.reset()
+        code = generated(dropped, given)  # a failed assertion shows what it names, and a tensor has no values to show
+        assert "rand4x(" not in code
 
 
 def test_kernels_are_tuned_before_the_first_step():

@@ -1,6 +1,6 @@
 // NCCL: communicators that know their rank, and collectives that take a place in their stream and bring no values of
 // others. Ranks never wait for each other here. A gather repeats what this rank sends, so that ranks that compare what
-// they have (DDP compares shapes) find it equal.
+// they have (DDP compares shapes) find it equal; a group of broadcasts, one from each rank, is a gather too (torch 2.15).
 #define __CUDA_FP16_H__  // nccl.h includes headers that want a part of CUDA which is not installed, and needs none
 #define __CUDA_BF16_H__
 #define __CUDA_FP8_H__
@@ -8,12 +8,22 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "simulated.h"
 
 struct ncclComm {
   int rank, ranks, device;
 };
+struct Awaited {
+  void* to;
+  size_t bytes;
+  cudaStream_t stream;
+};
+static thread_local int groups = 0;
+static thread_local const void* sent = nullptr;  // by this rank's own broadcast in the group
+static thread_local size_t sent_bytes = 0;
+static thread_local std::vector<Awaited> awaited;  // of other ranks' broadcasts in the group
 
 static ncclResult_t made(ncclComm_t* communicator, int rank, int ranks, int device) {
   *communicator = new ncclComm{rank, ranks, device};
@@ -126,10 +136,29 @@ API ncclResult_t ncclReduce(const void*, void*, size_t, ncclDataType_t, ncclRedO
                             cudaStream_t stream) {
   return done(stream, "ncclReduce");
 }
-API ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int, ncclComm_t,
+API ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                                cudaStream_t stream) {
+  size_t bytes = count * bytes_of(type);
   done(stream, "ncclBroadcast");
-  return copied(to, from, count * bytes_of(type), stream);
+  if (groups && root != comm->rank) {
+    awaited.push_back({to, bytes, stream});
+    return ncclSuccess;
+  }
+  if (groups) sent = from, sent_bytes = bytes;
+  return copied(to, from, bytes, stream);
+}
+API ncclResult_t ncclGroupStart() {
+  groups++;
+  return ncclSuccess;
+}
+API ncclResult_t ncclGroupEnd() {
+  if (--groups) return ncclSuccess;
+  ncclResult_t result = ncclSuccess;
+  for (const Awaited& one : awaited)
+    if (sent && one.bytes == sent_bytes && result == ncclSuccess) result = copied(one.to, sent, one.bytes, one.stream);
+  awaited.clear();
+  sent = nullptr;
+  return result;
 }
 API ncclResult_t ncclBcast(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t stream) {
   return done(stream, "ncclBcast");
