@@ -244,12 +244,12 @@ def test_shards_are_put_in_place():
     assert read_wrapper(source, inputs, "forward").peak == 3 * SQUARE
 
 
-def test_bodies_overwrite_nothing_that_they_are_given():
+def test_bodies_overwrite_nothing_that_is_not_known_to_be_theirs():
     """Up to 2.14 a body inherits the outer backward's donated inputs by number (pytorch#193960): wrong gradients."""
     from torch._inductor.ir import DonatedBuffer
     from torch._inductor.virtualized import V
 
-    region = torch.compiler.nested_compile_region(products)
+    region = torch.compiler.nested_compile_region(products)  # the fake values of its calls share their memory
     donated: dict[tuple[bool, bool], int] = {}
 
     def note(nodes):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
 
+from memgraph.base.compat.fake import storage_id
 from memgraph.base.compat.operators import invoke_subgraph
 
 
@@ -64,48 +66,80 @@ def compile_graph(
 def inner_compile() -> Any:
     """Inductor's compiler of one graph, without two faults that make gradients wrong.
 
-    Bodies do not overwrite their inputs, and random numbers do not depend on the kernel that draws them.
+    Bodies overwrite only inputs that are theirs alone, and random numbers do not depend on the kernel that draws them.
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
     def compile_one(*args: Any, **kwargs: Any) -> Any:
-        with _bodies_own_nothing(), _drawn_alike():
+        with _bodies_own_what_they_alone_read(), _drawn_alike():
             return compile_fx_inner(*args, **kwargs)
 
     return compile_one
 
 
 @contextlib.contextmanager
-def _bodies_own_nothing() -> Iterator[None]:
-    """While this lasts, no body is told that it may overwrite its inputs.
+def _bodies_own_what_they_alone_read() -> Iterator[None]:
+    """While this lasts, a body is told which of its inputs it may overwrite.
 
     Up to 2.14 a body takes over the outer backward's list of inputs that may be overwritten, though its own inputs are
-    others: it wrote into weights and into values that a later call of it reads. Gradients are silently wrong.
-    Unnecessary from 2.15 (pytorch#193960).
+    others: it writes into weights and into values that a later call of it reads, and gradients are silently wrong. From
+    2.15 it may overwrite none (pytorch#193960), and makes room for what the backward without bodies writes into a saved
+    value.
     """
-    from torch._guards import TracingContext
     from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
 
     body = invoke_subgraph()
     stock = lowerings[body]
 
     @functools.wraps(stock)
     def lower(*args: Any, **kwargs: Any) -> Any:
-        context = TracingContext.try_get()
-        if context is None or context.fw_metadata is None:
-            return stock(*args, **kwargs)
-        donated = context.fw_metadata.bw_donated_idxs
-        context.fw_metadata.bw_donated_idxs = []  # the body reads it now; the outer graph has read it
+        graph = V.graph
+        make = graph.make_subgraph
+
+        def told(*given: Any, **named: Any) -> Any:
+            made = make(*given, **named)
+            made.bw_donated_idxs = owned
+            return made
+
+        owned = _read_by_calls_alone(graph)
+        graph.make_subgraph = told  # of this graph alone
         try:
             return stock(*args, **kwargs)
         finally:
-            context.fw_metadata.bw_donated_idxs = donated
+            del graph.make_subgraph
 
     lowerings[body] = lower
     try:
         yield
     finally:
         lowerings[body] = stock
+
+
+def _read_by_calls_alone(graph: Any) -> list[int]:
+    """Places of the inputs that the body which is being lowered may overwrite, whatever call of it runs.
+
+    graph: the lowering of its caller.  In each call such an input is one of the caller's that the caller may overwrite,
+    that nothing else reads, and whose memory no other input shares.
+    """
+    if not graph.is_backward:
+        return []
+    body, inputs = graph.current_node.args[0].target, graph.module.graph.find_nodes(op="placeholder")
+    storages = collections.Counter(map(_storage, inputs))
+    own = {node for place, node in enumerate(inputs) if place in (graph.bw_donated_idxs or ())}
+    own = {node for node in own if len(node.users) == 1 and storages[_storage(node)] == 1}
+    calls = graph.module.graph.find_nodes(op="call_function", target=invoke_subgraph())
+    given = [call.args[2:] for call in calls if call.args[0].target == body]
+    places = range(min(map(len, given)))
+    return [place for place in places if all(args[place] in own and args.count(args[place]) == 1 for args in given)]
+
+
+def _storage(node: Any) -> Any:
+    """What tells the memory of an input from that of others; the node itself, where it is no tensor."""
+    import torch
+
+    value = node.meta.get("val")
+    return storage_id(value) if isinstance(value, torch.Tensor) else node
 
 
 @contextlib.contextmanager
