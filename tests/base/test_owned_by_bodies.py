@@ -64,6 +64,12 @@ def test_what_calls_alone_read(caller, places):
     assert _read_by_calls_alone(caller) == places
 
 
+def test_a_call_within_another_operator_owns_nothing():
+    caller = lowering("01", also="2")
+    caller.current_node = caller.module.graph.find_nodes(op="call_function", target=torch.neg)[0]
+    assert _read_by_calls_alone(caller) == []
+
+
 def test_a_caller_that_knows_of_nothing_owns_nothing():
     caller = lowering("01")
     caller.bw_donated_idxs = None

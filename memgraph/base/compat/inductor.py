@@ -122,9 +122,10 @@ def _read_by_calls_alone(graph: Any) -> list[int]:
     graph: the lowering of its caller.  In each call such an input is one of the caller's that the caller may overwrite,
     that nothing else reads, and whose memory no other input shares.
     """
-    if not graph.is_backward:
+    call = graph.current_node
+    if not graph.is_backward or call.target is not invoke_subgraph():  # it may be within an operator with effects
         return []
-    body, inputs = graph.current_node.args[0].target, graph.module.graph.find_nodes(op="placeholder")
+    body, inputs = call.args[0].target, graph.module.graph.find_nodes(op="placeholder")
     storages = collections.Counter(map(_storage, inputs))
     own = {node for place, node in enumerate(inputs) if place in (graph.bw_donated_idxs or ())}
     own = {node for node in own if len(node.users) == 1 and storages[_storage(node)] == 1}
