@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from torch._inductor.codegen.triton import TritonOverrides
 from torch._inductor.utils import run_and_get_code
 from torch.nn.attention import SDPBackend
 
@@ -74,7 +75,7 @@ def test_random_numbers_do_not_depend_on_the_kernel_that_draws_them():
     given = torch.zeros(64, 1024, device="cuda", requires_grad=True)
     switch = {"use_rand4x": True} if hasattr(torch._inductor.config, "use_rand4x") else {}  # off by itself in 2.15
     with torch._inductor.config.patch(switch):
-        if hasattr(torch._inductor.codegen.triton.TritonOverrides, "_can_use_4x_random"):  # from 2.13 on
+        if hasattr(TritonOverrides, "_can_use_4x_random"):  # from 2.13 on
             code = generated(dropped, given, backend="inductor")
             assert "rand4x(" in code
         torch._dynamo.reset()
