@@ -40,8 +40,17 @@ def fingerprint() -> str:
     return (
         f"attention {switches.flash_sdp_enabled()} {switches.mem_efficient_sdp_enabled()} "
         f"{switches.math_sdp_enabled()} {switches.cudnn_sdp_enabled()} "
-        f"workspaces {compat.workspaces_are_kept()} {' '.join(map(_environment, _WORKSPACES))}"
+        f"workspaces {compat.workspaces_are_kept()} {' '.join(map(_environment, _WORKSPACES))} {_set_by_calls()}"
     )
+
+
+def _set_by_calls() -> str:
+    """The library that multiplies and the sizes of workspaces, which calls may set, once a card is in use."""
+    if compat.workspaces_are_kept() or not torch.cuda.is_initialized():
+        return ""
+    switches = torch.backends.cuda
+    sizes = switches.cublas_workspace_size(), switches.cublaslt_workspace_size()
+    return f"{switches.preferred_blas_library()} {sizes}"
 
 
 def _environment(name: str) -> str:

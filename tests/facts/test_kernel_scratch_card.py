@@ -106,37 +106,47 @@ def test_products_take_a_workspace_where_none_is_kept(name, monkeypatch):
     assert look(kernels, call) == size * 1024**2 and not kernels.notes
 
 
-def test_a_small_product_tells_which_workspace_a_large_one_takes(monkeypatch):
-    tried = []
+@pytest.fixture
+def tried(monkeypatch):
+    """Products think that they are on a card where each takes a workspace; the small ones that were run there."""
+    found: list[Call] = []
 
     def measured(call: Call, device: str) -> int:
-        tried.append(call)
+        found.append(call)
         return 4321
-
-    monkeypatch.setattr(cuda_products, "_found", {})
-    monkeypatch.setattr(cuda_products, "_sizes", lambda: (1, 2))
-    monkeypatch.setattr(compat, "workspaces_are_kept", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
-    monkeypatch.setattr(trial, "measure", measured)
-    for _ in range(2):
-        for call in (product("addmm", meta(256)), product("addmm", meta(256, 3)[:, 0]), product("mm")):
-            assert look(kernels := kernel_scratch.Kernels(), call) == 4321 and not kernels.notes
-    assert [str(call.args[0]) for call in tried] == ["bfloat16[64][1]", "bfloat16[64][2]", "bfloat16[64,64][64,1]"]
-    transposed = product("addmm", meta(256, 4096).t())
-    look(kernels, transposed)
-    assert str(tried[-1].args[0]) == "bfloat16[64,64][1,64]"
-
-
-def test_where_no_product_can_be_tried_the_larger_workspace_counts(monkeypatch):
-    def measured(call: Call, device: str) -> int:
-        raise trial.NotTried("no memory")
 
     monkeypatch.setattr(cuda_products, "_found", {})
     monkeypatch.setattr(cuda_products, "_sizes", lambda: (3, 5))
     monkeypatch.setattr(compat, "workspaces_are_kept", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(trial, "measure", measured)
+    return found
+
+
+def test_a_small_product_tells_which_workspace_a_large_one_takes(tried):
+    for _ in range(2):
+        for call in (product("addmm", meta(256)), product("addmm", meta(256, 3)[:, 0]), product("mm")):
+            assert look(kernels := kernel_scratch.Kernels(), call) == 4321 and not kernels.notes
+    assert [str(call.args[0]) for call in tried] == ["bfloat16[64][1]", "bfloat16[64][2]", "bfloat16[64,64][64,1]"]
+    look(kernels, product("addmm", meta(256, 4096).t()))
+    assert str(tried[-1].args[0]) == "bfloat16[64,64][1,64]"
+
+
+def test_what_a_user_sets_is_tried_anew(tried, monkeypatch):
+    """The sizes of workspaces, and the library that multiplies."""
+    look(kernels := kernel_scratch.Kernels(), product("mm"))
+    monkeypatch.setattr(cuda_products, "_sizes", lambda: (3, 7))
+    look(kernels, product("mm"))
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: "another")
+    look(kernels, product("mm"))
+    assert len(tried) == 3
+
+
+def test_where_no_product_can_be_tried_the_larger_workspace_counts(tried, monkeypatch):
+    def measured(call: Call, device: str) -> int:
+        raise trial.NotTried("no memory")
+
     monkeypatch.setattr(trial, "measure", measured)
     assert look(kernel_scratch.Kernels(), product("mm")) == 5
 

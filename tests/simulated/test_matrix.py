@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memgraph.base import compat
 from tests.simulated.launches import Launched
 from tests.simulated.matrix import CASES, OLDER, SMOKE, rows
 from tests.simulated.training import Trained, check
@@ -21,9 +22,12 @@ def cases():
 @pytest.mark.parametrize("name", list(cases()))
 def test_training(name):
     found = list(rows(name))
+    # DDP on torch 2.15, where products take their workspace when they run: predicted too high, and not known why
+    # (docs/decisions/0013). With TORCH_CUBLAS_WORKSPACE_CACHE=1 it is exact there as well.
+    exact = compat.workspaces_are_kept() or CASES[name].way != "distributed"
     for row in found:
         if isinstance(row.trained, Launched):
-            row.trained.check()
+            row.trained.check(exact=exact)
         elif row.trained is not None:
             check(row.trained)
     first, last = found[0].trained, found[-1].trained

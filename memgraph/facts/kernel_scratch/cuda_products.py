@@ -23,7 +23,7 @@ _SMALL = 64  # rows and columns of a trial: enough for the products that want th
 _CUBLAS = 32 * 1024**2
 _CUBLASLT = 1024**2
 
-_found: dict[str, int] = {}  # by card and call; a figure never changes, so any thread may add one
+_found: dict[str, int] = {}  # by card, settings and call; a figure never changes, so any thread may add one
 
 
 def workspace(call: Call) -> int:
@@ -33,7 +33,7 @@ def workspace(call: Call) -> int:
     if not torch.cuda.is_available():
         return _on_an_h100(call)
     small = _small(call)
-    key = f"{torch.cuda.get_device_name()} {_sizes()} {small}"
+    key = f"{torch.cuda.get_device_name()} {torch.backends.cuda.preferred_blas_library()} {_sizes()} {small}"
     if key not in _found:
         try:
             _found[key] = trial.measure(small, "cuda")
