@@ -5,17 +5,15 @@ Problem: a cut proposes saved sets by sums. Near the best of them, which single 
     fill     recomputed values are saved again while the bound has room: those first whose recomputation is dearest a
              byte, later ones before equal earlier ones (what is saved late lives shortly)
     copied   the same values are saved, and others of the recomputed ones are computed once more
-    lower    single values are saved, dropped or exchanged while that lowers the peak
 
 Why not a library: local search is a dozen lines; what it takes is a judge for each step, and that is the sweep.
 
 Algorithm: `fill` saves at once what seems to have room (room.py). Where the sweep says that it has not, half of it is
 tried, down to a single value, which is left out from then on; where it has, the room that is left is filled again.
-`lower` takes the first change that helps and starts again. Both stop after a number of sweeps and never by the clock,
-so that two runs, and two ranks of one job, find the same plan.
+It stops after a number of sweeps and never by the clock, so that two runs, and two ranks of one job, find the same
+plan.
 
 Oracle: tests/properties/test_plans.py compares the planner with every saved set of small graphs (test_brute_force).
-Without exchanges 3 of 95 random graphs of up to 10 values missed their lowest peak, by up to 29 %.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
-from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
+from memgraph.planner.candidates import Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.room import Room
 
@@ -101,27 +99,6 @@ def copied(candidates: Candidates, base: Candidate, bound: int) -> Candidate:
     return min([base, *(c for c in found if c is not None and c.peak <= bound)], key=by_time)
 
 
-def lower(candidates: Candidates, start: Candidate) -> Candidate:
-    """The candidate with the lowest peak that single changes lead to."""
-    best, left = start, sweeps(candidates.facts)
-    tried: set[frozenset[int]] = set()
-    improved = True
-    while improved:
-        improved = False
-        for saved in changes(candidates, best):
-            if left <= 0:
-                return best
-            if saved in tried:
-                continue
-            tried.add(saved)
-            left -= 1
-            found = candidates.of(saved, best.schedule.copies)
-            if found is not None and by_peak(found) < by_peak(best):
-                best, improved = found, True
-                break
-    return best
-
-
 def sweeps(facts: JointFacts) -> int:
     """How many candidates one polish may sweep."""
     return max(LEAST, EFFORT // max(1, len(facts.values)))
@@ -157,7 +134,7 @@ def _copied(candidates: Candidates, base: Candidate) -> Iterator[tuple[frozenset
 def changes(candidates: Candidates, base: Candidate) -> Iterator[frozenset[int]]:
     """Saved sets that differ from the base by one value: saved, dropped, or exchanged for another."""
     values, saved = candidates.facts.values, frozenset(base.schedule.saved)
-    droppable = [i for i in base.schedule.saved if _may_drop(candidates.facts, i)]
+    droppable = [i for i in base.schedule.saved if may_drop(candidates.facts, i)]
     for i in worth_saving(candidates, base):
         yield saved | {i}
     for i in sorted(droppable, key=lambda i: (-values[values[i].storage].bytes, i)):
@@ -168,7 +145,7 @@ def changes(candidates: Candidates, base: Candidate) -> Iterator[frozenset[int]]
                 yield saved - {i} | {j}
 
 
-def _may_drop(facts: JointFacts, i: int) -> bool:
+def may_drop(facts: JointFacts, i: int) -> bool:
     """Whether a saved value may be computed again instead."""
     value = facts.values[i]
     pinned = value.pin is not None and not value.pinned(Recompute)

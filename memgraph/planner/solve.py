@@ -36,6 +36,7 @@ from memgraph.planner.alike import AlikePlanner
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
+from memgraph.planner.lowest import lower
 from memgraph.planner.offload import SMALL, Offloader, Tiers
 from memgraph.planner.relaxed import MOST_VALUES, TOLERANCE, Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
@@ -243,7 +244,7 @@ class Planner:
         """The lowest peak by save and recompute alone."""
         if self.uniform is None:
             return self.stock
-        return polish.lower(self.candidates, min([self.stock, *self._pool()], key=by_peak))
+        return lower(self.candidates, min([self.stock, *self._pool()], key=by_peak))
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:
         """The fastest candidate under the bound by save and recompute alone, with layers alike where that is asked."""

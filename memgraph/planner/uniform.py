@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -36,6 +37,8 @@ MENU = 6
 # many of the prices (dearest bytes first) are tried with each.
 LIMITS = 6
 BORDER_PRICES = 2
+# Peaks that differ by no more than this share hardly differ.
+ALIKE = 0.01
 # From "a byte is worth next to nothing" to "a byte is worth any recomputation", in seconds a byte.
 PRICES = (1e-12, 1e-6)
 
@@ -65,8 +68,20 @@ class UniformChoices:
 
     @functools.cached_property
     def swept(self) -> tuple[tuple[Choice, Candidate], ...]:
-        """All choices of the menu, fastest first."""
-        swept = [(choice, candidate) for choice in self._menu() if (candidate := self._at(choice)) is not None]
+        """Every price alone, and the dearest with sets of borders, fastest first; none if no saved set is legal."""
+        copies = self.candidates.copies
+        try:
+            prices = self._cut.prices(*PRICES, MENU)
+        except Uncuttable:
+            return ()
+        rows = [[Choice(price, (), copies)] for price in prices]
+        sets = self._borders(prices[-1])
+        kinds = [(price, copies) for price in prices[-BORDER_PRICES:]]
+        kinds += [(prices[-1], Copies.OF_LIVE)] if copies is not Copies.NONE else []
+        for price, kind in kinds:
+            row = [Choice(price, borders, kind) for borders in sets]
+            rows += [row[:1], row[1:]]  # borders at all regions, then those of one limit after another
+        swept = itertools.chain.from_iterable(map(self._row, rows))
         return tuple(sorted(swept, key=lambda pair: (by_time(pair[1]), pair[0])))
 
     @functools.cached_property
@@ -102,19 +117,24 @@ class UniformChoices:
                 low = middle + 1
         return best
 
-    def _menu(self) -> list[Choice]:
-        """Every price alone, and the dearest with each set of borders; empty if no saved set is legal."""
-        copies = self.candidates.copies
-        try:
-            prices = self._cut.prices(*PRICES, MENU)
-        except Uncuttable:
-            return []
-        menu = [Choice(price, (), copies) for price in prices]
-        for borders in self._borders(prices[-1]):
-            menu += [Choice(price, borders, copies) for price in prices[-BORDER_PRICES:]]
-            if copies is not Copies.NONE:
-                menu.append(Choice(prices[-1], borders, Copies.OF_LIVE))
-        return menu
+    def _row(self, row: Sequence[Choice]) -> Iterator[tuple[Choice, Candidate]]:
+        """Choices whose limits rise from one to the next, but for those of which neighbours on both sides say enough.
+
+        Peaks rise with the limits, and what is between two peaks that hardly differ, or between one choice and another
+        that is smaller and faster, is of no use.
+        """
+        ends = [(choice, candidate) for choice in row[:: max(1, len(row) - 1)] if (candidate := self._at(choice))]
+        yield from ends
+        waiting = [(0, len(row) - 1, *(candidate for _, candidate in ends))] if len(ends) == 2 else []
+        while waiting:
+            low, high, first, last = waiting.pop()
+            middle = (low + high) // 2
+            if middle == low or _hardly_differ(first, last) or _beats(first, last) or _beats(last, first):
+                continue
+            found = self._at(row[middle])
+            if found is not None:
+                yield row[middle], found
+                waiting += [(low, middle, first, found), (middle, high, found, last)]
 
     def _borders(self, price: float) -> list[tuple[int, ...]]:
         """Sets of borders, for limits on the peak from the lowest that can be reached up to Inductor's own peak."""
@@ -146,3 +166,12 @@ class UniformChoices:
             return self.candidates.of(self._cut.at(price, held).saved, copies)
         except Uncuttable:
             return None
+
+
+def _beats(one: Candidate, other: Candidate) -> bool:
+    """Whether one candidate is neither larger nor slower than another."""
+    return one.peak <= other.peak and one.seconds <= other.seconds
+
+
+def _hardly_differ(one: Candidate, other: Candidate) -> bool:
+    return abs(one.peak - other.peak) <= ALIKE * max(one.peak, other.peak)
