@@ -66,8 +66,8 @@ class Cuts:
         self._made: dict[Shards, Cut] = {}
         self._verified: set[Shards] = set()
         # Each cut has a copy of its own: the graphs with tiles are made of the joint graph as it came.
-        plain = copied(joint) if tiling.groups else joint
-        self.plain = self._cut(plain, (1,) * len(tiling.groups))
+        whole = (1,) * len(tiling.groups)
+        self.plain = self._cut(copied(joint), whole, joint) if tiling.groups else self._cut(joint, whole)
         """Without tiles."""
 
     @classmethod
@@ -98,7 +98,8 @@ class Cuts:
         """
         if shards not in self._made:
             joint, made = self.tiling.apply(shards, verify=self.verify_tiles)
-            self._made[shards] = self._cut(copied(joint) if joint is self.tiling.joint else joint, made)
+            as_it_came = joint is self.tiling.joint
+            self._made[shards] = self._cut(copied(joint), made, joint) if as_it_came else self._cut(joint, made)
         return self._made[shards]
 
     def holds(self, cut: Cut) -> bool:
@@ -111,9 +112,12 @@ class Cuts:
         self._made = {}
         return False
 
-    def _cut(self, joint: Joint, shards: Shards) -> Cut:
+    def _cut(self, joint: Joint, shards: Shards, original: Joint | None = None) -> Cut:
+        """Cut a joint graph, which is rewritten.  original: what it was copied from, which nothing rewrites."""
         options, module = self.options, joint.module
-        before = snapshot(module) if options.verify else None
+        before = None
+        if options.verify:
+            before = snapshot(module) if original is None else original.module
         tagged, refused = offload_tags(module, options.offload, self.tiling.device)
         pins = protect(module) | apply_rules(module, options.rules, options.repeatable) | tagged
         forward, backward = compat.stock_partition(module, self._joint_inputs, **self._stock_args)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -160,11 +160,12 @@ def read_joint(
     region_of, found = _regions(sides)
     reader, overwritten = NodeReader(nodes, hardware, granularity), overwritten_inputs(joint.graph.nodes)
     device = _device(nodes, hardware.device)
-    fixed = {node: _fixed(node, overwritten, repeatable) for node in nodes if node.op == "call_function"}
-    values = [
-        dataclasses.replace(value, region=region_of.get(node, 0), fixed=fixed.get(node), pin=_pin(node, pins or {}))
-        for node, value in zip(nodes, _values(nodes, sides, reader, device), strict=True)
-    ]
+
+    def decided(node: fx.Node) -> Mapping[str, Any]:
+        fixed = _fixed(node, overwritten, repeatable) if node.op == "call_function" else None
+        return {"region": region_of.get(node, 0), "fixed": fixed, "pin": _pin(node, pins or {})}
+
+    values = tuple(_values(nodes, sides, reader, device, decided))
     stock = {node.name for node in _outputs(stock_forward)[num_fwd_outputs:]} & {node.name for node in nodes}
     saved = stock | _replayed(sides.backward, stock, overwritten, repeatable)
     place, outputs = reader.position, _outputs(joint)
@@ -173,7 +174,7 @@ def read_joint(
         return tuple(place[node] for node in of if isinstance(node, fx.Node))
 
     return JointFacts(
-        values=tuple(values),
+        values=values,
         forward=places(sides.forward),
         backward=places(sides.backward),
         forward_outputs=places(outputs[:num_fwd_outputs]),
@@ -185,8 +186,14 @@ def read_joint(
     )
 
 
-def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device: str) -> Iterator[Value]:
-    """The values of a graph's nodes, in order, still without their regions, pins and what fixes them."""
+def _values(
+    nodes: Sequence[fx.Node],
+    sides: _Sides,
+    reader: NodeReader,
+    device: str,
+    decided: Callable[[fx.Node], Mapping[str, Any]],
+) -> Iterator[Value]:
+    """The values of a graph's nodes, in order.  decided: of a node, its region, its pin and what fixes it."""
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
     early = early_products(sides.backward)
     forward = frozenset(sides.forward)
@@ -205,6 +212,7 @@ def _values(nodes: Sequence[fx.Node], sides: _Sides, reader: NodeReader, device:
             module=_path(node) if node in forward else "",
             source=source_of(node),
             label=label_of(node, forward=node in forward),
+            **decided(node),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import fx
 
@@ -38,8 +40,13 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def source_of(node: fx.Node) -> str:
     """ "file:line" of the innermost user frame that made the node."""
+    return _innermost(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=4096)  # a line of the user's code makes several nodes, and each layer runs it
+def _innermost(stack: str) -> str:
     line = ""
-    for text in (node.meta.get("stack_trace") or "").splitlines():
+    for text in stack.splitlines():
         text = text.strip()
         if text.startswith("File "):
             parts = text.split('"')

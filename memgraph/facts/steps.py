@@ -92,6 +92,7 @@ class _Reader:
         self.given: dict[fx.Node, int] = {}
         self.numbers: dict[Hashable, int] = {}
         self.looks: dict[fx.Node, Hashable] = {}
+        self.plain: dict[fx.Node, bool] = {}
 
     def steps(self) -> tuple[Step, ...]:
         returned = set(self.gm.graph.output_node().all_input_nodes)
@@ -149,7 +150,7 @@ class _Reader:
         return node.op == "get_attr" and isinstance(operator.attrgetter(node.target)(self.gm), fx.GraphModule)
 
     def _fixed(self, node: fx.Node, reads: Iterable[fx.Node]) -> str:
-        if not all(map(_is_plain, (node.meta.get("val"), *(read.meta.get("val") for read in reads)))):
+        if not all(map(self._is_plain, (node, *reads))):
             return "has sizes that are not known yet"
         if qualified_name(node.target) in TRANSFERS:
             return "copies a value to another tier or back"
@@ -158,6 +159,11 @@ class _Reader:
         fixed = twice_is_wrong(node, self.repeatable)
         return str(fixed) if fixed else ""
 
+    def _is_plain(self, node: fx.Node) -> bool:
+        if node not in self.plain:
+            self.plain[node] = _is_plain(node.meta.get("val"))
+        return self.plain[node]
+
 
 _READ = ("read",)
 
@@ -165,8 +171,7 @@ _READ = ("read",)
 def _is_plain(value: Any) -> bool:
     """Whether a value is a tensor of known sizes, or a tuple of such."""
     if isinstance(value, torch.Tensor):
-        known = all(type(size) is int for size in (*value.shape, *value.stride()))
-        return known and value.layout is torch.strided
+        return set(map(type, (*value.shape, *value.stride()))) <= {int} and value.layout is torch.strided
     return isinstance(value, list | tuple) and all(map(_is_plain, value))
 
 

@@ -32,6 +32,8 @@ from memgraph.planner.uniform import UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
 NEIGHBOURS = 2
+# Evened out, a uniform choice that is larger than a bound by more than this share still is.
+NEAR = 0.02
 # How many strategies of a class are tried in all of its layers, those of most layers first.
 TURNS = 2
 
@@ -47,6 +49,8 @@ class AlikePlanner:
 
     def best(self, bound: int) -> Candidate | None:
         """The fastest candidate found under the bound; None where no uniform choice fits, nor a mixture of two."""
+        if all(candidate.peak > bound * (1 + NEAR) for _, candidate in self.uniform.found):
+            return None
         start = self._mixed(bound)
         if start is None:
             return None

@@ -32,6 +32,9 @@ from memgraph.planner.needs import Needs
 from memgraph.planner.queues import Move
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
 
+# A graph of more values than this is large: a sweep of it takes long, and every search tries less.
+LARGE = 4_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from memgraph.facts.actions import Offload
 from memgraph.planner import polish
-from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
+from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.queues import Clock, Tier, place
 
@@ -34,8 +34,6 @@ BASES = 8
 SWEEPS_OF_A_BASE = 6
 # Where at most FEW values leave a graph of at most SMALL values, each is tried on the device: a sweep each.
 FEW, SMALL = 8, 500
-# In a larger graph no plan near the best one is tried: the sweeps that it may have reach a handful of its changes.
-LARGE = 4_000
 # Windows, as multiples of the largest value that may leave: those tried for a bound that the narrowest (0) keeps,
 # widest first, and those for the lowest peak.
 WINDOWS = (math.inf, 8.0, 2.0)
@@ -121,6 +119,7 @@ class Offloader:
             if found is not None:
                 best = found if best is None else min(best, found, key=self._cost)
         values = len(self.facts.values)
+        # Of a large graph no plan near the best one is tried: its sweeps would reach a handful of the changes.
         if values > LARGE or (best is not None and best.seconds <= least and values > SMALL):
             return best
         return self._changed(best, self._bases(pool, more), bound)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from memgraph.facts.actions import Recompute
 from memgraph.facts.joint import JointFacts
-from memgraph.planner.candidates import Candidate, Candidates, by_time
+from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.room import Room
 
@@ -41,7 +41,10 @@ def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
     def single(base: Candidate) -> list[frozenset[int]]:
         return [frozenset((i,)) for i in worth_saving(candidates, base)]
 
-    starts = (start, _with_dearest(candidates, start, bound, single(start)))
+    starts = [start]
+    # The second start takes a dozen sweeps, and is rarely the better one.
+    if len(candidates.facts.values) <= LARGE:
+        starts.append(_with_dearest(candidates, start, bound, single(start)))
     return min((with_all_that_fit(candidates, base, bound, single) for base in starts), key=by_time)
 
 

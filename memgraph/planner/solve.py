@@ -34,7 +34,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.planner import polish
 from memgraph.planner.alike import AlikePlanner
 from memgraph.planner.bound import LowerBounds
-from memgraph.planner.candidates import Candidate, Candidates, by_peak, by_time
+from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.lowest import lower
 from memgraph.planner.offload import SMALL, Offloader, Tiers
@@ -207,16 +207,6 @@ class Planner:
         keeping = [candidate for candidate in offered if bound is None or reached(candidate) <= bound]
         return min(keeping, key=lightness) if keeping else min(offered, key=lambda c: (reached(c), *lightness(c)))
 
-    def _pool(self) -> list[Candidate]:
-        """Candidates that no other one beats in both time and peak, fastest first."""
-        swept = self._swept()
-        swept += [] if self.relaxed is None else self.relaxed.under(0)
-        best: list[Candidate] = []
-        for candidate in sorted(swept, key=by_time):
-            if all(candidate.peak < other.peak for other in best):
-                best.append(candidate)
-        return best
-
     @functools.cached_property
     def bounds(self) -> LowerBounds:
         """What no plan of this graph with these tiers can beat.
@@ -244,7 +234,13 @@ class Planner:
         """The lowest peak by save and recompute alone."""
         if self.uniform is None:
             return self.stock
-        return lower(self.candidates, min([self.stock, *self._pool()], key=by_peak))
+        found = [self.stock, *(candidate for _, candidate in self.uniform.swept)]
+        found += [] if self.relaxed is None else self.relaxed.under(0)
+        starts: dict[Copies, Candidate] = {}  # the lowest with each kind of copies: each leads elsewhere
+        for candidate in sorted(found, key=by_peak):
+            starts.setdefault(candidate.schedule.copies, candidate)
+        most = 1 if len(self.facts.values) > LARGE else len(starts)
+        return min((lower(self.candidates, start) for start in itertools.islice(starts.values(), most)), key=by_peak)
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:
         """The fastest candidate under the bound by save and recompute alone, with layers alike where that is asked."""

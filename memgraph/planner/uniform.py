@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from memgraph.planner.candidates import Candidate, Candidates, by_time
+from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
 from memgraph.planner.cut import SavedSetCut, Uncuttable
 from memgraph.planner.segments import border_values, segment_costs
@@ -118,11 +118,14 @@ class UniformChoices:
         return best
 
     def _row(self, row: Sequence[Choice]) -> Iterator[tuple[Choice, Candidate]]:
-        """Choices whose limits rise from one to the next, but for those of which neighbours on both sides say enough.
+        """Choices whose limits rise from one to the next; of a large graph, but for those between two that say enough.
 
-        Peaks rise with the limits, and what is between two peaks that hardly differ, or between one choice and another
-        that is smaller and faster, is of no use.
+        Mostly peaks rise with the limits. So what is between two peaks that hardly differ, or between one choice and
+        another that is smaller and faster, is rarely of use.
         """
+        if len(self.facts.values) <= LARGE:
+            yield from ((choice, candidate) for choice in row if (candidate := self._at(choice)))
+            return
         ends = [(choice, candidate) for choice in row[:: max(1, len(row) - 1)] if (candidate := self._at(choice))]
         yield from ends
         waiting = [(0, len(row) - 1, *(candidate for _, candidate in ends))] if len(ends) == 2 else []

@@ -1,0 +1,83 @@
+"""The search for the lowest peak: which changes it tries, and where it ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from memgraph.planner import lowest
+from memgraph.planner.candidates import Candidate, Candidates
+from memgraph.planner.copies import Copies
+from memgraph.planner.lowest import lower
+from memgraph.planner.polish import changes
+from memgraph.planner.solve import Planner
+from tests.support.facts import SETTINGS, chain, graphs
+
+
+def candidates_of(*sizes: int, fused: bool = False) -> Candidates:
+    """A chain of values of these bytes, numbered from 1, each read by the backward."""
+    facts = chain([((n,), size, 1.0, True, "") for n, size in enumerate(sizes)])
+    return Candidates(facts, fused=fused, copies=Copies.NONE)
+
+
+def saving(candidates: Candidates, *saved: int) -> Candidate:
+    found = candidates.of(frozenset(saved))
+    assert found is not None
+    return found
+
+
+class _Counted:
+    """Candidates that note which saved sets are asked for."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.candidates, self.asked = candidates, []
+
+    def __getattr__(self, name: str):
+        return getattr(self.candidates, name)
+
+    def of(self, saved, copies=None):
+        self.asked.append(saved)
+        return self.candidates.of(saved, copies)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every graph counts as one of which not all changes are tried."""
+    monkeypatch.setattr(lowest, "SMALL", 0)
+
+
+def test_what_stands_at_the_peak_is_dropped(large):
+    candidates = candidates_of(100, 10, 10, 10, 10, 10)
+    start = saving(candidates, 1, 2, 3, 4, 5, 6)
+    assert lower(candidates, start).peak < start.peak
+
+
+def test_what_does_not_stand_at_the_peak_is_not_tried(large):
+    """The step reaches most where the large value stands: what is saved later is not there yet, or gone."""
+    candidates = _Counted(candidates_of(10, 300, 10, 10, 10, 10))
+    start = saving(candidates.candidates, 1, 3, 4, 5, 6)
+    found = lower(candidates, start)
+    assert found.peak <= start.peak and candidates.asked
+    assert all({4, 5, 6} <= saved for saved in candidates.asked)
+
+
+@SETTINGS
+@given(graphs())
+def test_it_ends_where_no_change_helps(facts):
+    candidates = Candidates(facts, fused=False)
+    start = candidates.stock
+    found = lower(candidates, start)
+    assert found.peak <= start.peak
+    others = [candidates.of(saved, found.schedule.copies) for saved in changes(candidates, found)]
+    assert all(other is None or other.peak >= found.peak for other in others)
+
+
+def test_equal_peaks_lead_on_from_each_kind_of_copies():
+    """The lowest peak is no higher than what any kind of copies leads to from its own lowest choice."""
+    facts = chain([((n,), 50 if n % 3 else 100, 1e-6, True, "") for n in range(24)], regions=8)
+    planner = Planner(facts)
+    assert planner.uniform is not None
+    swept = [candidate for _, candidate in planner.uniform.swept]
+    for kind in {candidate.schedule.copies for candidate in swept}:
+        start = min((c for c in swept if c.schedule.copies is kind), key=lambda c: c.peak)
+        assert planner.smallest().peak <= lower(planner.candidates, start).peak
