@@ -240,7 +240,9 @@ class Planner:
         for candidate in sorted(found, key=by_peak):
             starts.setdefault(candidate.schedule.copies, candidate)
         most = 1 if len(self.facts.values) > LARGE else len(starts)
-        return min((lower(self.candidates, start) for start in itertools.islice(starts.values(), most)), key=by_peak)
+        lowered = [lower(self.candidates, start) for start in itertools.islice(starts.values(), most)]
+        lowest = min(lowered, key=lambda candidate: candidate.peak)
+        return polish.fill(self.candidates, lowest, lowest.peak)
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:
         """The fastest candidate under the bound by save and recompute alone, with layers alike where that is asked."""

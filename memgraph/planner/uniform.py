@@ -128,7 +128,7 @@ class UniformChoices:
             return
         ends = [(choice, candidate) for choice in row[:: max(1, len(row) - 1)] if (candidate := self._at(choice))]
         yield from ends
-        waiting = [(0, len(row) - 1, *(candidate for _, candidate in ends))] if len(ends) == 2 else []
+        waiting = [(0, len(row) - 1, ends[0][1], ends[1][1])] if len(ends) == 2 else []
         while waiting:
             low, high, first, last = waiting.pop()
             middle = (low + high) // 2
