@@ -26,9 +26,21 @@ from memgraph.planner.polish import changes, may_drop, sweeps, worth_saving
 SMALL = 500
 
 
-def lower(candidates: Candidates, start: Candidate) -> Candidate:
-    """The candidate with the lowest peak that single changes lead to."""
-    best, left = start, sweeps(candidates.facts)
+def lowest(candidates: Candidates, starts: Iterable[Candidate]) -> Candidate:
+    """The candidate with the lowest peak that single changes of any start lead to.
+
+    The starts share one number of sweeps: a later one has what the earlier ones have left.
+    """
+    found, left = [], sweeps(candidates.facts)
+    for start in starts:
+        lower, left = _lowered(candidates, start, left)
+        found.append(lower)
+    return min(found, key=lambda candidate: candidate.peak)
+
+
+def _lowered(candidates: Candidates, start: Candidate, left: int) -> tuple[Candidate, int]:
+    """The candidate with the lowest peak that single changes lead to, and how many sweeps are left."""
+    best = start
     tried: set[frozenset[int]] = set()
     failed: set[frozenset[int]] = set()
     improved = True
@@ -36,7 +48,7 @@ def lower(candidates: Candidates, start: Candidate) -> Candidate:
         improved, base = False, frozenset(best.schedule.saved)
         for saved in _changes(candidates, best, failed):
             if left <= 0:
-                return best
+                return best, 0
             if saved in tried:
                 continue
             tried.add(saved)
@@ -46,7 +58,7 @@ def lower(candidates: Candidates, start: Candidate) -> Candidate:
                 best, improved = found, True
                 break
             failed.add(saved ^ base)
-    return best
+    return best, left
 
 
 def _changes(candidates: Candidates, base: Candidate, failed: Set[frozenset[int]]) -> Iterable[frozenset[int]]:

@@ -37,15 +37,21 @@ LEAST = 16
 
 def fill(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
     """The fastest candidate found whose peak stays at or under the bound."""
+    starts = [start]
+    # The second start takes a dozen sweeps, and is rarely the better one.
+    if len(candidates.facts.values) <= LARGE:
+        units = [frozenset((i,)) for i in worth_saving(candidates, start)]
+        starts.append(_with_dearest(candidates, start, bound, units))
+    return min((filled(candidates, base, bound) for base in starts), key=by_time)
+
+
+def filled(candidates: Candidates, start: Candidate, bound: int) -> Candidate:
+    """The candidate with whatever single values saved that have room."""
 
     def single(base: Candidate) -> list[frozenset[int]]:
         return [frozenset((i,)) for i in worth_saving(candidates, base)]
 
-    starts = [start]
-    # The second start takes a dozen sweeps, and is rarely the better one.
-    if len(candidates.facts.values) <= LARGE:
-        starts.append(_with_dearest(candidates, start, bound, single(start)))
-    return min((with_all_that_fit(candidates, base, bound, single) for base in starts), key=by_time)
+    return with_all_that_fit(candidates, start, bound, single)
 
 
 def _with_dearest(candidates: Candidates, start: Candidate, bound: int, units: Sequence[frozenset[int]]) -> Candidate:

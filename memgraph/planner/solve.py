@@ -36,7 +36,7 @@ from memgraph.planner.alike import AlikePlanner
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
-from memgraph.planner.lowest import lower
+from memgraph.planner.lowest import lowest
 from memgraph.planner.offload import SMALL, Offloader, Tiers
 from memgraph.planner.relaxed import MOST_VALUES, TOLERANCE, Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
@@ -240,9 +240,8 @@ class Planner:
         for candidate in sorted(found, key=by_peak):
             starts.setdefault(candidate.schedule.copies, candidate)
         most = 1 if len(self.facts.values) > LARGE else len(starts)
-        lowered = [lower(self.candidates, start) for start in itertools.islice(starts.values(), most)]
-        lowest = min(lowered, key=lambda candidate: candidate.peak)
-        return polish.fill(self.candidates, lowest, lowest.peak)
+        found_lowest = lowest(self.candidates, itertools.islice(starts.values(), most))
+        return polish.filled(self.candidates, found_lowest, found_lowest.peak)
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:
         """The fastest candidate under the bound by save and recompute alone, with layers alike where that is asked."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from memgraph.planner import lowest
+from memgraph.planner import lowest as search
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
-from memgraph.planner.lowest import lower
+from memgraph.planner.lowest import lowest
 from memgraph.planner.polish import changes
 from memgraph.planner.solve import Planner
 from tests.support.facts import SETTINGS, chain, graphs
@@ -43,20 +43,20 @@ class _Counted:
 @pytest.fixture
 def large(monkeypatch):
     """Every graph counts as one of which not all changes are tried."""
-    monkeypatch.setattr(lowest, "SMALL", 0)
+    monkeypatch.setattr(search, "SMALL", 0)
 
 
 def test_what_stands_at_the_peak_is_dropped(large):
     candidates = candidates_of(100, 10, 10, 10, 10, 10)
     start = saving(candidates, 1, 2, 3, 4, 5, 6)
-    assert lower(candidates, start).peak < start.peak
+    assert lowest(candidates, [start]).peak < start.peak
 
 
 def test_what_does_not_stand_at_the_peak_is_not_tried(large):
     """The step reaches most where the large value stands: what is saved later is not there yet, or gone."""
     candidates = _Counted(candidates_of(10, 300, 10, 10, 10, 10))
     start = saving(candidates.candidates, 1, 3, 4, 5, 6)
-    found = lower(candidates, start)
+    found = lowest(candidates, [start])
     assert found.peak <= start.peak and candidates.asked
     assert all({4, 5, 6} <= saved for saved in candidates.asked)
 
@@ -66,7 +66,7 @@ def test_what_does_not_stand_at_the_peak_is_not_tried(large):
 def test_it_ends_where_no_change_helps(facts):
     candidates = Candidates(facts, fused=False)
     start = candidates.stock
-    found = lower(candidates, start)
+    found = lowest(candidates, [start])
     assert found.peak <= start.peak
     others = [candidates.of(saved, found.schedule.copies) for saved in changes(candidates, found)]
     assert all(other is None or other.peak >= found.peak for other in others)
@@ -80,4 +80,4 @@ def test_equal_peaks_lead_on_from_each_kind_of_copies():
     swept = [candidate for _, candidate in planner.uniform.swept]
     for kind in {candidate.schedule.copies for candidate in swept}:
         start = min((c for c in swept if c.schedule.copies is kind), key=lambda c: c.peak)
-        assert planner.smallest().peak <= lower(planner.candidates, start).peak
+        assert planner.smallest().peak <= lowest(planner.candidates, [start]).peak
