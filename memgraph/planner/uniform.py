@@ -8,7 +8,8 @@ Problem: propose few saved sets, of which some one is near the best for any boun
 
 Why not a library: what is searched is a handful of one-dimensional walks; each point costs a cut (scipy) and a sweep.
 
-Algorithm: every price is tried without borders, the dearest prices with each set of borders. Of all these candidates,
+Algorithm: every price is tried without borders, the dearest prices with each set of borders; in a large graph without
+those sets of which their neighbours say enough. Of all these candidates,
 those stay that are faster or smaller than every other. Where one is too large and a slower one fits, the first regions
 take the slower and the others the faster: what is saved early lives longest. Bisection finds how many must. None of the
 uniform choices depends on the bound, so a lower bound finds no plan that a higher one would have missed.
