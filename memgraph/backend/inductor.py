@@ -31,7 +31,7 @@ from memgraph.lower.timeline import (
     without_work,
 )
 from memgraph.lower.wrapper import NotReadable
-from memgraph.planner.decisions import Timeline
+from memgraph.planner.decisions import Plan, Timeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +129,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
         given, returned, trivial = _seen(gm, strict=partitioner is not None)  # before Inductor rewrites the graph
         if options.retain_graph:
             compat.donate_nothing()
-        configured: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if partitioner is not None and _is_ours(partitioner, phase == "backward"):
-            configured = compat.lowering_settings(bool(partitioner.planned[-1].plan.transfers))
+        configured = _configured(partitioner, phase == "backward")
         if partitioner is not None:
             compat.lower_transfers()
             compat.lower_shards()
@@ -172,14 +170,26 @@ def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[tuple[str, Any], .
         return (), (), None
 
 
+def _configured(partitioner: Partitioner | None, backward: bool) -> contextlib.AbstractContextManager[None]:
+    """Inductor's settings while a graph is lowered: its own, where that graph is as it would be without memgraph."""
+    plan = _changed(partitioner)
+    if partitioner is None or plan is None:
+        return contextlib.nullcontext()
+    return compat.lowering_settings(in_order=_is_ours(partitioner, backward), transfers=bool(plan.transfers))
+
+
+def _changed(partitioner: Partitioner | None) -> Plan | None:
+    """The plan of the graphs that are lowered; None where they are Inductor's own partition, without tiles."""
+    if partitioner is None or not partitioner.planned:  # nothing is differentiated
+        return None
+    plan = partitioner.planned[-1].plan
+    return plan if plan.tiled or not plan.stock else None
+
+
 def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
     """Whether the plan orders a graph: a planned backward, a forward with copies to a tier, or a graph with tiles."""
-    if partitioner is None or not partitioner.planned:  # nothing is differentiated
-        return False
-    plan = partitioner.planned[-1].plan
-    if plan.tiled:
-        return True
-    return not plan.stock and (backward or bool(plan.transfers))
+    plan = _changed(partitioner)
+    return plan is not None and (plan.tiled or backward or bool(plan.transfers))
 
 
 def origins_of(graphs: list[Graph]) -> dict[str, tuple[str, ...]]:

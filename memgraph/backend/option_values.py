@@ -22,7 +22,9 @@ from memgraph.planner.step_plan import StepPlan
 
 ACTIONS_LISTED = (*SPELLINGS, "tile:16")
 # What memgraph sets in Inductor's configuration itself.
-OWN_INDUCTOR_KEYS = frozenset({"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse"})
+OWN_INDUCTOR_KEYS = frozenset(
+    {"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse", "realize_opcount_threshold"}
+)
 
 
 def budget(value: object) -> int | float | str | None:

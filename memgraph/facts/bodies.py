@@ -15,8 +15,9 @@ from memgraph.base import compat
 from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import seconds
 from memgraph.facts.liveness import Program, sweep, written
+from memgraph.facts.moves import read_elsewhere
 from memgraph.facts.operators import qualified_name
-from memgraph.facts.values import Value, fused_seconds, heavy_names, kind_of, owned_bytes, read_elsewhere, root
+from memgraph.facts.values import Value, fused_seconds, heavy_names, kind_of, owned_bytes, root
 from memgraph.machine.hardware import Hardware
 
 

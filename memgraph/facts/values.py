@@ -18,14 +18,6 @@ from memgraph.facts.operators import aten_names, family, qualified_name
 from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
 
-# Operators that read other entries of their inputs than the one that they write, or may: of an index nothing is known.
-MOVES = aten_names(
-    "cat index gather index_select embedding _unsafe_index _unsafe_masked_index flip roll repeat constant_pad_nd "
-    "slice_backward select_backward"
-)
-# Operators that do so with their second argument, which is put into the first.
-PUTS = aten_names("slice_scatter select_scatter diagonal_scatter")
-
 # Operators that Inductor runs in place: they write into their first argument (runtime/tile_ops.py).
 WRITES_INTO = frozenset(("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum"))
 
@@ -149,14 +141,6 @@ def kind_of(node: fx.Node, val: object, tangent: bool) -> Kind:
     if kind == "getitem" and family(node.args[0].target) == "view":
         return "view"
     return "extern" if kind == "getitem" or kind == "symbol" else kind
-
-
-def read_elsewhere(node: fx.Node) -> tuple[int, ...]:
-    """By place among all inputs of a node, those of which it reads other entries than the one that it writes."""
-    name, inputs = qualified_name(node.target), node.all_input_nodes
-    if name in MOVES:
-        return tuple(range(len(inputs)))
-    return tuple(n for n, read in enumerate(inputs) if name in PUTS and read is node.args[1])
 
 
 def owned_bytes(node: fx.Node, owner: bool, granularity: int) -> int:

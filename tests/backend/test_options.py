@@ -143,6 +143,7 @@ def test_offload():
         ({"offload": True, "rules": {"a": "offload:nvme"}}, ["'rules'", "nowhere to go", '{"nvme": "/scratch"}']),
         ({"rules": {"a": "offload:host"}}, ["'rules'", "nowhere to go", '{"host": True}']),
         ({"inductor": {"allow_buffer_reuse": True}}, ["set by memgraph itself"]),
+        ({"inductor": {"realize_opcount_threshold": 30}}, ["set by memgraph itself"]),
         ({"inductor": {"max_autotune": print}}, ["'max_autotune'", "print"]),
         ({"inductor": {"cpp.cxx": [float("inf")]}}, ["'cpp.cxx'", "inf"]),
         ({"inductor": {3: 4}}, ["3 is not in Inductor's configuration"]),

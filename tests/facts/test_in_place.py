@@ -35,6 +35,18 @@ class Flipped(nn.Module):
         return (self.last(y + torch.cat([y[:, 4:], y[:, :4]], -1) if self.flipped else y + 1),)
 
 
+class Padded(nn.Module):
+    """A fused chain pads a product and cuts as much off, as attention with sinks does with its scores."""
+
+    def __init__(self, before: int, after: int, size: int = 8) -> None:
+        super().__init__()
+        self.pad, self.size = (before, after), size
+        self.first, self.last = nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.last(torch.exp(nn.functional.pad(self.first(x), self.pad) + 1)[:, : self.size]),)
+
+
 def in_place(module: nn.Module) -> list[tuple[str, str]]:
     """The outputs that take the place of another value in the forward or the backward, by Inductor's own choice."""
     facts = capture_module(module, (torch.randn(128, 8),)).facts
@@ -56,10 +68,19 @@ def test_what_is_read_at_another_place_is_read_to_its_end(flipped):
     assert in_place(Flipped(flipped)) == ([] if flipped else [("add", "mm")])
 
 
+def test_what_is_padded_and_cut_back_is_read_where_it_is_written():
+    assert in_place(Padded(0, 1)) == [("constant_pad_nd_1", "mm_3")]
+
+
+def test_what_is_padded_at_its_start_is_shifted():
+    assert in_place(Padded(1, 0)) == []
+
+
 @pytest.mark.inductor
-def test_no_more_is_allocated_than_the_sweep_says():
+@pytest.mark.parametrize("block", [lambda: Gated(64), lambda: Padded(0, 1, 64), lambda: Padded(1, 0, 64)])
+def test_no_more_is_allocated_than_the_sweep_says(block):
     torch.manual_seed(0)
-    blocks, x = [Gated(64) for _ in range(3)], torch.randn(512, 64)
+    blocks, x = [block() for _ in range(3)], torch.randn(512, 64)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         for block in blocks:
@@ -70,4 +91,5 @@ def test_no_more_is_allocated_than_the_sweep_says():
     torch.compile(loss, backend="memgraph", options={"budget": None, "cache": False})(x).backward()
     read = memgraph.report()
     assert read.source_of_peak == "inductor wrapper"
-    assert read.predicted_peak - read.baseline <= swept.predicted_peak - swept.baseline
+    loss_itself = 4
+    assert read.predicted_peak - read.baseline <= swept.predicted_peak - swept.baseline + loss_itself

@@ -92,6 +92,29 @@ def test_kernels_are_tuned_before_the_first_step():
     assert found.requested[0] == found.requested[1]
 
 
+def conversions(given: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Layers between whose products there are more operations than Inductor puts into one kernel by itself."""
+    for weight in weights:
+        wide = (given @ weight).float()
+        for _ in range(4):
+            wide = nn.functional.gelu(wide)
+        given = given + wide.bfloat16()
+    return given.float().square().mean()
+
+
+def test_many_operations_are_not_written_in_between():
+    """Inductor would write values of four bytes where the plan has some of two: no plan would keep this budget."""
+    given = torch.zeros(2048, 256, device="cuda", dtype=torch.bfloat16)
+    weights = [torch.zeros(256, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(4)]
+    step = torch.compile(conversions, backend="memgraph", options={"budget": 0.7, "cache": False, "strict": True})
+    refused = ""
+    try:
+        step(given, *weights)
+    except memgraph.BudgetError as problem:
+        refused = str(problem)
+    assert not refused and memgraph.report().attempts == 1
+
+
 class Kernel:
     """A kernel of two variants that keeps what it is run with."""
 

@@ -67,7 +67,7 @@ def compiled(fn, *args, order=lambda nodes: nodes, stop=False, patches=None, uui
         compat.lower_transfers()
         compat.lower_shards()
         given = inputs_of(gm)
-        with compat.lowering_settings(transfers=True):
+        with compat.lowering_settings(in_order=True, transfers=True):
             lowered = compat.inner_compile()(gm, inputs, **kwargs)
         seen.wrappers.append((bool(kwargs.get("is_backward")), given, lowered.source_code))
         return lowered

@@ -11,6 +11,11 @@ from typing import Any
 from memgraph.base.compat.fake import storage_id
 from memgraph.base.compat.operators import invoke_subgraph
 
+# So many operations Inductor may put into one kernel before it writes what they make, in place of its 30 (50 on the
+# CPU): the mask, the conversions and the derivatives of one layer. Not any number: it reads nested expressions again
+# and again.
+MOST_OPERATIONS = 64
+
 
 def inductor_config_keys() -> frozenset[str]:
     """The names that Inductor's configuration knows, dotted for nested ones (`"triton.cudagraphs"`)."""
@@ -190,15 +195,20 @@ def inductor_cache_folder() -> str:
     return cache_dir()
 
 
-def lowering_settings(transfers: bool) -> contextlib.AbstractContextManager[None]:
-    """Inductor's settings for a graph whose order is the plan's, while this lasts.
+def lowering_settings(*, in_order: bool, transfers: bool) -> contextlib.AbstractContextManager[None]:
+    """Inductor's settings for a graph that is planned, while this lasts.
 
-    Every buffer is freed where it dies: a dead one that waits for a later one of its size stands at the peak
-    (docs/decisions/0004).  transfers: there are copies to other tiers, which reordering would move next to their ends.
+    What is written to memory does not depend on how many operations make it: the plan does not count them
+    (docs/decisions/0002).  in_order: its order is the plan's, and every buffer is freed where it dies: a dead one that
+    waits for a later one of its size stands at the peak (docs/decisions/0004).  transfers: there are copies to other
+    tiers, which reordering would move next to their ends.
     """
     import torch._inductor.config as inductor_config
 
-    settings = {"allow_buffer_reuse": False}
+    most = max(MOST_OPERATIONS, inductor_config.realize_opcount_threshold or 0)
+    settings: dict[str, Any] = {"realize_opcount_threshold": most}
+    if in_order:
+        settings["allow_buffer_reuse"] = False
     if transfers:
         settings["reorder_for_peak_memory"] = False
     return inductor_config.patch(settings)

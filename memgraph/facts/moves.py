@@ -1,0 +1,41 @@
+"""Which inputs an operator reads at other entries than the one that it writes: it cannot write its output over those.
+
+    halves put together      cat(a, b)[i, j] = b[i, j - n]                  it does
+    padded, and cut back     pad(a)[i, j] = a[i, j] at the entries of a     it does not: they begin at the same entry
+
+What is padded has another size, so nothing is written over it. But what is cut back from it may be written over `a`: in
+attention with sinks, whose scores have one column more than there are keys, that is the gradient of all scores.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+
+from memgraph.facts.operators import argument, aten_names, family, qualified_name
+
+# They read other entries of all their inputs, or may: of an index nothing is known.
+MOVES = aten_names(
+    "cat index gather index_select embedding _unsafe_index _unsafe_masked_index flip roll repeat select select_backward"
+)
+# They do so with their second input, which is put into the first.
+PUTS = aten_names("select_scatter diagonal_scatter")
+SLICES = aten_names("slice slice_backward slice_scatter")
+SLICE_SCATTER, PAD = "aten::slice_scatter", "aten::constant_pad_nd"
+
+
+def read_elsewhere(node: fx.Node) -> tuple[int, ...]:
+    """By place among all inputs of a node, those of which it reads other entries than the one that it writes."""
+    name, inputs = qualified_name(node.target), node.all_input_nodes
+    shifts = name in SLICES and not (argument(node, "start") in (0, None) and argument(node, "step") == 1)
+    if name in PUTS or (shifts and name == SLICE_SCATTER):
+        return tuple(n for n, read in enumerate(inputs) if read is node.args[1])
+    if shifts or name in MOVES or _is_later_part(node) or (name == PAD and any(argument(node, "pad")[::2])):
+        return tuple(range(len(inputs)))
+    return ()
+
+
+def _is_later_part(node: fx.Node) -> bool:
+    """Whether a node takes another than the first of several views, such as those of a split."""
+    return node.target is operator.getitem and node.args[1] != 0 and family(node.args[0].target) == "view"
