@@ -173,7 +173,7 @@ def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[tuple[str, Any], .
 def _configured(partitioner: Partitioner | None, backward: bool) -> contextlib.AbstractContextManager[None]:
     """Inductor's settings while a graph is lowered: its own, where that graph is as it would be without memgraph."""
     plan = _changed(partitioner)
-    if partitioner is None or plan is None:
+    if plan is None:
         return contextlib.nullcontext()
     return compat.lowering_settings(in_order=_is_ours(partitioner, backward), transfers=bool(plan.transfers))
 
