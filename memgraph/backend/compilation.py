@@ -81,7 +81,8 @@ class Compilation:
         except (*LOUD, PlanWarning):  # a warning too, where the user has warnings raised
             raise
         except Exception as error:
-            if self.options.strict:
+            # Where Dynamo traces again, what is compiled without a plan meanwhile would have the wrong numbers.
+            if self.options.strict or compat.restarts_dynamo(error):
                 raise
             _logger.debug("%s is compiled without a plan", self.job.name, exc_info=True)
             problem = error

@@ -40,6 +40,7 @@ NAMES = {
     "torch._dynamo.config": "dry runs trace anew",
     "torch._dynamo.convert_frame.compile_lock": "dry runs keep other threads' sizes",
     "torch._dynamo.exc": "errors of Dynamo's own are told from those they tell of",
+    "torch._dynamo.exc.RestartAnalysis": "Dynamo's wish to trace again is no fault",
     "torch._dynamo.exc.ShortenTraceback": "errors reach the user as they are",
     "torch._dynamo.maybe_mark_dynamic": "a step is captured for any size",
     "torch._dynamo.pgo": "dry runs leave no sizes behind",

@@ -61,6 +61,13 @@ def is_dynamos_own(error: BaseException) -> bool:
     return type(error).__module__ == of_dynamo.__name__
 
 
+def restarts_dynamo(error: BaseException) -> bool:
+    """Whether Dynamo traces the function again for this error: a Python number turned out to be no symbol, say."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return isinstance(error, RestartAnalysis)
+
+
 def compile_id() -> str:
     """Dynamo's name for the frame that it is compiling, `[0/0]`; "" outside of Dynamo."""
     from torch._guards import CompileContext
