@@ -97,8 +97,13 @@ def refuses_cuda_graphs(options: Options, device: torch.device) -> bool:
     A captured graph keeps its buffers between launches, so the next launch finds another level than it was planned
     for. Nor may copies to other tiers be captured.
     """
+    return device.type == "cuda" and _asks_for_cuda_graphs(options)
+
+
+def _asks_for_cuda_graphs(options: Options) -> bool:
+    """Whether CUDA graphs are asked for under a plan. On the CPU there are none, but Inductor reuses less memory."""
     asked = settings_of(options).get("triton.cudagraphs", compat.inductor_setting("triton.cudagraphs"))
-    return device.type == "cuda" and bool(asked) and (options.budget is not None or bool(options.offload))
+    return bool(asked) and (options.budget is not None or bool(options.offload))
 
 
 @without_collections()
@@ -115,7 +120,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
     patches = settings_of(options)
     origins: dict[str, tuple[str, ...]] = {}  # of the graph that is being lowered
     if partitioner is not None:
-        if refuses_cuda_graphs(options, job.device):
+        if _asks_for_cuda_graphs(options):
             patches["triton.cudagraphs"] = False
         patches["custom_partitioner_fn"] = partitioner
         order = KeepOrder(lambda backward: _is_ours(partitioner, backward), partitioner.uuid(), origins.update)
