@@ -101,7 +101,7 @@ def refuses_cuda_graphs(options: Options, device: torch.device) -> bool:
 
 
 def _asks_for_cuda_graphs(options: Options) -> bool:
-    """Whether CUDA graphs are asked for under a plan. On the CPU there are none, but Inductor reuses less memory."""
+    """Whether CUDA graphs are asked for under a plan. On the CPU there are none, but asked for, a step takes more."""
     asked = settings_of(options).get("triton.cudagraphs", compat.inductor_setting("triton.cudagraphs"))
     return bool(asked) and (options.budget is not None or bool(options.offload))
 

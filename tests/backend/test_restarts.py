@@ -15,7 +15,7 @@ def test_numbers_that_dynamo_first_takes_for_symbols():
     torch.manual_seed(0)
     layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.25)) for _ in range(2)])
     x, shares, losses = torch.randn(256, 32), [], []
-    options = {"budget": "64MiB", "progress": False}
+    options = {"budget": "4GiB", "progress": False}
     with warnings.catch_warnings():
         warnings.simplefilter("error", memgraph.PlanWarning)
         for backend, chosen in (("inductor", None), ("memgraph", options)):
