@@ -133,6 +133,7 @@ class Launching:
             reserve=reserve,
             alike=alike,
         )
+        self.graph.retained = self.job.options.retain_graph
         if ahead:
             self.graph.refused, self.graph.gradients = refused, sum(leaf.nbytes for leaf in leaves)
             self.graph.rounds.compiled_ahead(self.graph)
@@ -172,7 +173,7 @@ class Launching:
                 "a smaller budget may do."
                 for graph in greedy
             ]
-            if repeats := self._repeats():
+            if (repeats := self._repeats()) and not entry.once_more:
                 guesses.append(
                     f"Launches of this graph are counted that nobody has seen yet, as many as are open ({repeats}): if "
                     "fewer come, less is enough."
@@ -220,9 +221,10 @@ class Launching:
         begun = self.meter.run.depth() if self.graph is not None else self.meter.run.depth() + 1
         like_it, repeats = launches - begun, self._repeats()
         gradients = 0 if repeats > like_it else sum(compat.local(leaf).nbytes for leaf in self.meter.parameters(args))
-        known |= {"launches": launches, "again": max(0, like_it, repeats), "gradients": gradients, "ranks": self.ranks}
+        again = 0 if entry.once_more else max(0, like_it, repeats)  # such launches hold nothing
+        known |= {"launches": launches, "again": again, "gradients": gradients, "ranks": self.ranks}
         ends = self.ends if self.graph is None else self.graph.ends
-        return Purpose(entry, tightest=not ends, **known)
+        return Purpose(entry, tightest=not ends and not entry.once_more, **known)
 
     def _repeats(self) -> int:
         """Launches of the graph that are taken to come, since it is launched more often than anything has told."""

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from memgraph.backend import option_values as values
+from memgraph.base import compat
 from memgraph.base.errors import OptionsError, PlanError
 from memgraph.facts.actions import Offload, Rule
 from memgraph.planner.step_plan import StepPlan
@@ -233,6 +234,8 @@ def parse_options(options: Mapping[str, Any] | None) -> Options:
     if options is not None and not isinstance(options, Mapping):
         raise OptionsError(f"options={reprlib.repr(options)} is refused; allowed: a dict, or None")
     given = dict(options or {})
+    if given.get("plan") is None and not compat.saved_values_are_donated():
+        given.setdefault("retain_graph", True)  # torch's own setting asks for the same
     try:
         if given.get("plan") is not None:
             given = _under_a_plan(given)

@@ -75,6 +75,8 @@ class StepGraph:
         self.name, self.reserve, self.alike = name, reserve, alike
         self.first: Entry | None = None
         """The entry of its first launch."""
+        self.retained = False
+        """Whether its plans are for saved values that outlive a backward, which another one may follow."""
         self.refused: BudgetError | None = None
         """Why it may not run, where it was compiled before any graph of its step was launched."""
         self.gradients = 0
@@ -112,6 +114,10 @@ class StepGraph:
         if self.meter.forecasts is not self._forecasts:
             self._forecasts = self.meter.forecasts
             telling.optimizers(entry.level - entry.others, self._forecasts, self.room + self.reserve, run.say_once)
+        around = compat.checkpoint_around()
+        again = None if around is None else run.checkpointed.plan_of(around, self, entry.sizes)
+        if again is not None:  # no launch: what it saves is for the backward of the one that it repeats
+            return again.call(*args)
         self.rounds.begins(self, entry)
         launch = run.begin(self, entry)
         if not self.ends and not self.alike:
@@ -133,6 +139,8 @@ class StepGraph:
             launch.returned = Returned(outputs, self.room // WORTH_A_PLAN)
             launch.counted = sum(outputs[position].untyped_storage().nbytes() for position in variant.dropped)
             self._last = launch, variant.dropped
+        if around is not None:
+            run.checkpointed.ran(around, launch, variant, outputs)
         run.launched(launch, outputs)
         return outputs
 
@@ -143,7 +151,8 @@ class StepGraph:
         """
         run = self.meter.run
         circumstances = self.rounds.planned, run.generation
-        new = circumstances not in variant.recorded or (not self.ends and self.rounds.learns(self, launch))
+        learns = not self.ends and not launch.entry.once_more and self.rounds.learns(self, launch)
+        new = circumstances not in variant.recorded or learns
         if new and run.record(self.meter.device, within=self.ends):
             variant.recorded.add(circumstances)
 
@@ -218,7 +227,7 @@ class StepGraph:
 
     def _fitting(self, entry: Entry) -> Variant | None:
         fitting = [variant for variant in self.variants if variant.fits(entry, self.room) and self.may_run(variant)]
-        if self.ends:
+        if self.ends or entry.once_more:  # it holds nothing that others must make room for
             return min(fitting, key=lambda variant: variant.seconds, default=None)
         return min(fitting, key=_least, default=None)
 

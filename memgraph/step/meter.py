@@ -41,8 +41,8 @@ class Arguments:
         )
 
     def leaves(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """Those of a launch's arguments."""
-        return [args[place] for place in self.parameters]
+        """Those of a launch's arguments: what was a leaf when the graph was compiled may be an activation now."""
+        return [leaf for place in self.parameters if (leaf := args[place]).is_leaf]
 
 
 def standing(leaves: Sequence[torch.Tensor]) -> int:
@@ -125,7 +125,9 @@ class Meter:
             self.look_ahead(self.parameters(args))
         sizes = tuple(compat.size_hint(args[place]) for place in self.arguments.sizes)
         stand, own = self._gradients_of(situation.standing, args)
-        later = self._later(own)
+        later, around = self._later(own), compat.checkpoint_around()
+        if around is not None:
+            later += self.run.checkpointed.held_beside(around)
         return Entry(
             level,
             self.to_come,
@@ -137,6 +139,7 @@ class Meter:
             own=own,
             uncut=uncut,
             to_rise=to_rise,
+            once_more=around is not None,
         )
 
     def _counts(self, situation: Situation) -> bool:
@@ -173,7 +176,8 @@ class Meter:
         if self.device.type != "cuda" or not self.ends or self.shards.gathers is not False:
             return standing(self.parameters(args))
         places = self.arguments.parameters
-        ends = tuple(args[place].grad is None for place in (*places[:1], *places[-1:]))
+        leaves = (args[place] for place in (*places[:1], *places[-1:]))
+        ends = tuple(leaf.is_leaf and leaf.grad is None for leaf in leaves)
         if self._stood is None or self._stood[0] != ends:
             self._stood = ends, standing(self.parameters(args))
         return self._stood[1]

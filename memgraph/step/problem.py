@@ -50,8 +50,10 @@ Known = list[tuple[Launched, Envelope]]
 
 
 def recorded(launches: list[Launched]) -> Known:
-    """The launches of a round with their envelopes; [] where not all of it was recorded."""
-    found = [(launch, launch.envelope) for launch in launches if launch.envelope is not None and launch.recorded]
+    """The launches of a round with their envelopes; [] where not all of it was recorded, or a checkpoint runs one of
+    them once more: such a one holds nothing that others could make room for."""
+    told = [launch for launch in launches if launch.recorded and not launch.entry.once_more]
+    found = [(launch, launch.envelope) for launch in told if launch.envelope is not None]
     return found if len(found) == len(launches) else []
 
 

@@ -22,6 +22,7 @@ from memgraph.base.errors import PlanWarning
 from memgraph.machine import measure
 from memgraph.reporting.step_report import StepReport
 from memgraph.step import telling
+from memgraph.step.checkpointed import Checkpointed
 from memgraph.step.launched import Launched
 from memgraph.step.ledger import Ledger
 from memgraph.step.recording import Moment, Recorder, recorder
@@ -46,6 +47,7 @@ class Run:
         """Hashes of the operators of graphs that return a loss and do not end their rounds, as a refusal has shown."""
         self._backwards: dict[int, Launched] = {}
         """By thread, the launch whose backward has begun on it and is not known to be over."""
+        self.checkpointed = Checkpointed()
         self.generation = 0
         """How many times an optimizer has made state for parameters that had none."""
 
@@ -112,8 +114,11 @@ class Run:
     def record(self, device: torch.device, *, within: bool = False) -> bool:
         """Record the round that has just begun; returns whether that can be.
 
-        within: only its launches, and not what is between them.
+        within: only its launches, and not what is between them. Within a backward nothing begins: autograd sets the
+        profiler after it as it was before.
         """
+        if compat.in_backward():
+            return False
         self._recorder = recorder(device, self.round[0].entry.level, within=within)
         return self._recorder is not None
 
@@ -182,15 +187,18 @@ class Run:
         """The backward of a launch is about to run.  gradients: as autograd hands them to it."""
         self._goes_on()
         with self._lock:
-            if launch.round is not self.round:  # a retained graph runs again, in a round that does not know it
+            if launch.round is not self.round or launch.closed:  # a retained graph runs again: the first time counts
                 return
             others = tuple(number for number in self._open() if self.round[number] is not launch)
             recorded = self._recorder is not None  # nobody else asks for the tangents
             launch.backward_begins(others, compat.given_away(gradients, launch.device) if recorded else 0)
             if launch.returned is not None and self.round[-1] is launch:
                 launch.given_up = launch.returned.dropped()
-            if self.round[-1] is not launch and (graph := launch.graph()) is not None:
-                graph.is_followed()
+            if (graph := launch.graph()) is not None:
+                if self.round[-1] is not launch:
+                    graph.is_followed()
+                if not graph.retained and compat.keeps_saved_values():
+                    telling.not_retained(launch.name, self.say_once)
             self._backwards[threading.get_ident()] = launch
         self.mark(launch, Moment.BACKWARD)
         compat.after_backward(functools.partial(self._ends, launch))

@@ -62,6 +62,16 @@ def optimizers(level: int, forecasts: Iterable[OptimizerForecast], budget: int, 
             )
 
 
+def not_retained(name: str, say: Say) -> None:
+    """Warn of a backward that another one may follow, of a graph that was not planned for that."""
+    say(
+        ("not retained", name),
+        f"the backward of {name} runs with retain_graph=True or create_graph=True, and its plan lets saved values go "
+        "within it, or has them overwritten: torch refuses such a backward where they are overwritten (it speaks of "
+        "donated buffers), and else it takes more than was planned. Option 'retain_graph': True plans for it.",
+    )
+
+
 def between(mark: Mark) -> tuple[str, str]:
     """What ran before a mark, and what after it, to read."""
     after = f"{_part(mark.moment)} of {mark.launch.name}"

@@ -72,6 +72,8 @@ class Entry:
     """Bytes by which the level may be higher in other steps, since blocks count as more there."""
     between: int = 0
     """Bytes above the level and what the launch holds that others are expected to reach before its backward."""
+    once_more: bool = False
+    """Whether what the forward saves is dropped, and its backward begins with the forward once more."""
 
     @property
     def lasting(self) -> int:
@@ -161,7 +163,8 @@ class Variant:
         envelope = self.envelope(entry.sizes)
         if envelope is None:
             return False
-        reaches = max(envelope.forward, envelope.held + entry.between, entry.later + envelope.backward)
+        backward = max(envelope.backward, envelope.forward) if entry.once_more else envelope.backward
+        reaches = max(envelope.forward, envelope.held + entry.between, entry.later + backward)
         return reaches <= room - entry.lasting
 
 

@@ -33,6 +33,15 @@ def refusal(options) -> str:
     return str(error.value)
 
 
+def test_torchs_own_setting_asks_for_saved_values_that_stay():
+    import torch._functorch.config as functorch_config
+
+    with functorch_config.patch(donated_buffer=False):
+        assert parse_options(None).retain_graph and parse_options({"budget": None}).retain_graph
+        assert not parse_options({"retain_graph": False}).retain_graph
+    assert not parse_options(None).retain_graph
+
+
 def test_defaults():
     options = parse_options(None)
     assert options == parse_options({})

@@ -26,6 +26,8 @@ from tests.support.inductor_hooks import Caught, compiled, products, square
 
 NAMES = {
     "torch._C._DisableAutocast": "operators of a trial run as they are written",
+    "torch._C._autograd._get_current_graph_task_keep_graph": "whether another backward may follow",
+    "torch._C._autograd._top_saved_tensors_default_hooks": "a forward inside of torch.utils.checkpoint is known",
     "torch._C._autograd._profiler_enabled": "a kernel is not tried while the user's profiler runs",
     "torch._C._current_graph_task_id": "no recording ends within a backward, which would begin it again",
     "torch._C._dispatch_get_all_op_names": "the nearest operator to a name that is none",

@@ -1,9 +1,11 @@
 """The canary, of autograd: when tangents go, who holds a gradient, and how the end of a backward is known."""
 
+import contextlib
 import weakref
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from memgraph.base import compat
 from tests.support.inductor_hooks import products, square
@@ -115,3 +117,52 @@ def test_the_end_of_a_node_is_told_before_anything_else_runs(watch):
     told.clear()
     second.sum().backward()
     assert "it has ended" not in told
+
+
+def test_counting_holders_saves_nothing():
+    """It may come within a forward that torch.utils.checkpoint counts the saved tensors of."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda found: found):
+        compat.holders_alone.__wrapped__()
+    assert not saved
+
+
+@pytest.mark.parametrize("around", ["nothing", "a reentrant one", "other hooks"])
+def test_outside_of_a_checkpoint_there_is_none(around):
+    found = []
+
+    def inside(x):
+        found.append(compat.checkpoint_around())
+        return x * 2
+
+    x = torch.ones(1, requires_grad=True)
+    if around == "a reentrant one":
+        checkpoint(inside, x, use_reentrant=True).sum().backward()
+        assert found == [None, None]
+    else:
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+        with hooks if around == "other hooks" else contextlib.nullcontext():
+            inside(x)
+        assert found == [None]
+
+
+def test_the_innermost_checkpoint_and_its_backward_are_told():
+    found = []
+
+    def inside(x):
+        found.append(compat.checkpoint_around())
+        return x.sin().cos()
+
+    def outside(x):
+        found.append(compat.checkpoint_around())
+        return checkpoint(inside, x, use_reentrant=False).exp()
+
+    y = checkpoint(outside, torch.ones(1, requires_grad=True), use_reentrant=False)
+    (outer, inner), found[:] = found[:], []
+    assert outer.frame is not inner.frame and outer.again is None and inner.again is None
+    y.sum().backward(retain_graph=True)
+    first = next(each for each in found if each.frame is outer.frame)
+    assert first.again is not None and any(each.frame is inner.frame and each.again is not None for each in found)
+    found.clear()
+    y.sum().backward()
+    assert next(each for each in found if each.frame is outer.frame).again != first.again

@@ -56,6 +56,7 @@ def test_a_loss_that_another_one_follows_does_not_end_its_rounds():
 def test_a_retained_graph_that_runs_again_in_a_later_round_is_no_part_of_it():
     world = World(200 * KIB)
     loss = world.graph([plan(10, 2, 40, 1.0)], ends=True)
+    loss.retained = True
     x = torch.ones(1, requires_grad=True)
     (first,) = loss.launch(x)
     first.sum().backward(retain_graph=True)

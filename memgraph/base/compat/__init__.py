@@ -8,7 +8,17 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memgraph.base.compat.again import Captured, captured, compiling_again, returns_a_loss
-from memgraph.base.compat.autograd import Handles, after_backward, compiled_node, in_backward, on_end, on_next
+from memgraph.base.compat.autograd import (
+    Checkpoint,
+    Handles,
+    after_backward,
+    checkpoint_around,
+    compiled_node,
+    in_backward,
+    keeps_saved_values,
+    on_end,
+    on_next,
+)
 from memgraph.base.compat.counters import allocator_counters
 from memgraph.base.compat.cuda import workspaces_are_kept
 from memgraph.base.compat.distributed import (
@@ -65,6 +75,7 @@ from memgraph.base.compat.inductor import (
     inner_compile,
     lowering_settings,
     mode_options,
+    saved_values_are_donated,
 )
 from memgraph.base.compat.lowerings import WRITTEN, lower_shards, lower_transfers, write_to_memory
 from memgraph.base.compat.modules import compiled_form
@@ -148,8 +159,7 @@ __all__ = [
     "StorageReference",
     "Wrapper",
     "WRITTEN",
-    "tree_leaves",
-    "tree_map",
+    "Checkpoint",
     "after_backward",
     "allocation_event_type",
     "allocations",
@@ -159,6 +169,7 @@ __all__ = [
     "bare_step",
     "bucket_bytes",
     "captured",
+    "checkpoint_around",
     "collective_groups",
     "compile_graph",
     "compile_id",
@@ -188,10 +199,10 @@ __all__ = [
     "graph_module",
     "graph_text",
     "has_side_effect",
+    "heavy_functions",
     "holders_alone",
     "hooks_all_steps",
     "in_backward",
-    "heavy_functions",
     "inductor_cache_folder",
     "inductor_config_keys",
     "inductor_pure_random",
@@ -204,6 +215,7 @@ __all__ = [
     "is_size",
     "is_tuned_when_run",
     "is_written_into",
+    "keeps_saved_values",
     "largest",
     "leaves_autocast",
     "loading_later",
@@ -221,9 +233,9 @@ __all__ = [
     "on_end",
     "on_next",
     "only_tracing",
-    "operators_text",
     "operator_mode",
     "operator_names",
+    "operators_text",
     "origins",
     "overwriters",
     "partitioner_base",
@@ -242,13 +254,14 @@ __all__ = [
     "runs_on_fakes",
     "same_contents",
     "same_size",
+    "saved_values_are_donated",
     "scheduler_pass_base",
     "size_at",
     "size_hint",
     "sizes_in",
     "smallest",
-    "stepping_on_fakes",
     "start_allocations",
+    "stepping_on_fakes",
     "stock_partition",
     "stop_allocations",
     "storage_id",
@@ -259,6 +272,8 @@ __all__ = [
     "trace_artifact",
     "trace_data",
     "traces_cuda",
+    "tree_leaves",
+    "tree_map",
     "triton_kernel",
     "triton_kernels_of",
     "uncompiled",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,13 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def keeps_saved_values() -> bool:
+    """Whether the backward that runs on this thread may be followed by another one (`retain_graph`, `create_graph`)."""
+    import torch
+
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def after_backward(call: Callable[[], None]) -> None:
     """Have a function called once the backward that runs on this thread has come to its end."""
     import torch
@@ -51,6 +60,33 @@ def on_end(node: Any, call: Callable[[], None]) -> Handles:
     Autograd holds the tangents of such a node until it returns.
     """
     return Handles([node.register_hook(lambda *_: call())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A call of `torch.utils.checkpoint` that a forward runs in."""
+
+    frame: Any
+    """What stands for the call for as long as its function can run once more."""
+    again: int | None
+    """The number of the backward for which it runs once more, since its first run has dropped what it saved."""
+
+
+def checkpoint_around() -> Checkpoint | None:
+    """The innermost call of `torch.utils.checkpoint` that this runs in; None outside of any.
+
+    It drops what is saved meanwhile. Reentrant ones do not count: they run the first time without gradients.
+    """
+    import torch
+
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if not hooks or getattr(hooks[0], "__module__", None) != "torch.utils.checkpoint":
+        return None
+    pack = inspect.unwrap(hooks[0])  # Dynamo is told to leave it alone by a wrapper
+    known = dict(zip(pack.__code__.co_freevars, (cell.cell_contents for cell in pack.__closure__ or ()), strict=True))
+    again = known.get("gid")
+    frame = known.get("frame") if again is None else known["target_frame_ref"]()
+    return None if frame is None else Checkpoint(frame, again)
 
 
 class Handles:

@@ -61,11 +61,21 @@ def compile_graph(
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 
-    settings = {"force_non_lazy_backward_lowering": True, "activation_memory_budget": 1.0}
-    if retain_graph:  # a backward that overwrites its saved values can run only once
-        settings["donated_buffer"] = False
+    # A backward that overwrites its saved values can run only once. No cache of torch's has this setting in its keys.
+    settings = {
+        "force_non_lazy_backward_lowering": True,
+        "activation_memory_budget": 1.0,
+        "donated_buffer": not retain_graph,
+    }
     with functorch_config.patch(settings):
         return compile_fx(gm, inputs, inner_compile=inner_compile, config_patches=patches)
+
+
+def saved_values_are_donated() -> bool:
+    """Whether torch is set so that a compiled backward may overwrite its saved values."""
+    import torch._functorch.config as functorch_config
+
+    return bool(functorch_config.donated_buffer)
 
 
 def inner_compile() -> Any:

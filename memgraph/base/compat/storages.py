@@ -33,9 +33,10 @@ def holders_alone() -> tuple[int, int, int]:
 
     found: list[tuple[int, int, int]] = []
     with torch.enable_grad():
-        made = torch.ones(1, device="cpu", requires_grad=True).exp()
+        # Operators that save nothing: torch.utils.checkpoint counts what is saved meanwhile.
+        made = torch.ones(1, device="cpu", requires_grad=True).neg()
         made.grad_fn.register_prehook(lambda gradients: found.extend(map(_holders, gradients)))
-        made.square().sum().backward()
+        made.neg().sum().backward()
     return found[0]
 
 
