@@ -23,7 +23,13 @@ from memgraph.planner.step_plan import StepPlan
 ACTIONS_LISTED = (*SPELLINGS, "tile:16")
 # What memgraph sets in Inductor's configuration itself.
 OWN_INDUCTOR_KEYS = frozenset(
-    {"custom_partitioner_fn", "_pre_fusion_custom_pass", "allow_buffer_reuse", "realize_opcount_threshold"}
+    {
+        "custom_partitioner_fn",
+        "_pre_fusion_custom_pass",
+        "allow_buffer_reuse",
+        "realize_opcount_threshold",
+        "realize_acc_reads_threshold",
+    }
 )
 
 

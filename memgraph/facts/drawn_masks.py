@@ -2,6 +2,7 @@
 
     random = inductor_random(...);  mask = random > p;  kept = mask * x;  ...;  dx = mask * dy
 
+In half precision they are converted before they are compared.
 Inductor writes random numbers to memory where two kernels read them, and inlines the comparison into both. The mask
 takes a quarter of the bytes: where a plan computes it again for several readers, it is written instead
 (passes/settle.py), and the numbers stay within one kernel.
@@ -18,14 +19,23 @@ from memgraph.base import compat
 
 
 def drawn_masks(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The values that are made of random numbers alone and take fewer bytes than they do."""
-    return {node for node in nodes if node.op == "call_function" and _is_drawn_mask(node)}
+    """The values that are made of random numbers alone and take fewer bytes than what they are made of."""
+    numbers: set[fx.Node] = set()  # random ones, and what is made of them alone
+    found = set()
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        if compat.inductor_pure_random(node.target):
+            numbers.add(node)
+        elif len(reads := node.all_input_nodes) == 1 and reads[0] in numbers:
+            numbers.add(node)
+            if _is_smaller(node, reads[0]):
+                found.add(node)
+    return found
 
 
-def _is_drawn_mask(node: fx.Node) -> bool:
-    reads = node.all_input_nodes
-    if len(reads) != 1 or not compat.inductor_pure_random(reads[0].target):
-        return False
-    mask, numbers = node.meta.get("val"), reads[0].meta.get("val")
-    both = isinstance(mask, torch.Tensor) and isinstance(numbers, torch.Tensor)
-    return both and mask.shape == numbers.shape and mask.itemsize < numbers.itemsize
+def _is_smaller(node: fx.Node, read: fx.Node) -> bool:
+    """Whether a value has the shape of another one and takes fewer bytes."""
+    mine, other = node.meta.get("val"), read.meta.get("val")
+    both = isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor)
+    return both and mine.shape == other.shape and mine.itemsize < other.itemsize

@@ -153,6 +153,7 @@ def test_offload():
         ({"rules": {"a": "offload:host"}}, ["'rules'", "nowhere to go", '{"host": True}']),
         ({"inductor": {"allow_buffer_reuse": True}}, ["set by memgraph itself"]),
         ({"inductor": {"realize_opcount_threshold": 30}}, ["set by memgraph itself"]),
+        ({"inductor": {"realize_acc_reads_threshold": 8}}, ["set by memgraph itself"]),
         ({"inductor": {"max_autotune": print}}, ["'max_autotune'", "print"]),
         ({"inductor": {"cpp.cxx": [float("inf")]}}, ["'cpp.cxx'", "inf"]),
         ({"inductor": {3: 4}}, ["3 is not in Inductor's configuration"]),

@@ -207,7 +207,8 @@ def test_is_called_as_before(name):
 
 SETTINGS = {
     "torch._inductor.config": "custom_partitioner_fn _pre_fusion_custom_pass allow_buffer_reuse "
-    "reorder_for_peak_memory force_disable_caches realize_reads_threshold realize_opcount_threshold",
+    "reorder_for_peak_memory force_disable_caches realize_reads_threshold realize_opcount_threshold "
+    "realize_acc_reads_threshold",
     "torch._functorch.config": "force_non_lazy_backward_lowering activation_memory_budget donated_buffer",
     "torch._dynamo.config": "automatic_dynamic_shapes suppress_errors recompile_limit accumulated_recompile_limit",
 }

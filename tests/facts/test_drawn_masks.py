@@ -6,7 +6,7 @@ from torch._inductor import inductor_prims
 
 from memgraph.facts.drawn_masks import drawn_masks
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def test_a_mask_is_made_of_random_numbers_alone_and_is_smaller():
@@ -24,4 +24,9 @@ def test_a_mask_is_made_of_random_numbers_alone_and_is_smaller():
     call(aten.mul.Tensor, random, 2.0, dtype=torch.float32)  # no smaller
     call(aten.gt.Tensor, random, x, dtype=torch.bool)  # not of random numbers alone
     call(aten.gt.Scalar, x, 0.1, dtype=torch.bool)
-    assert drawn_masks(graph.nodes) == {mask}
+    half = call(prims.convert_element_type.default, random, torch.bfloat16, dtype=torch.bfloat16)
+    from_half = call(aten.gt.Scalar, half, 0.1, dtype=torch.bool)
+    twice = call(aten.mul.Tensor, random, 2.0, dtype=torch.float32)
+    from_twice = call(aten.gt.Scalar, twice, 0.1, dtype=torch.bool)
+    call(aten.sum.default, half, dtype=torch.bfloat16, size=())
+    assert drawn_masks(graph.nodes) == {mask, half, from_half, from_twice}

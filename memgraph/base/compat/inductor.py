@@ -15,6 +15,9 @@ from memgraph.base.compat.operators import invoke_subgraph
 # CPU): the mask, the conversions and the derivatives of one layer. Not any number: it reads nested expressions again
 # and again.
 MOST_OPERATIONS = 64
+# And so many buffers it may read there, in place of 8 (12 on the CPU): the backward of a norm whose output three
+# products read has 9 or more.
+MOST_READS = 32
 
 
 def inductor_config_keys() -> frozenset[str]:
@@ -215,8 +218,10 @@ def lowering_settings(*, in_order: bool, transfers: bool) -> contextlib.Abstract
     """
     import torch._inductor.config as inductor_config
 
-    most = max(MOST_OPERATIONS, inductor_config.realize_opcount_threshold or 0)
-    settings: dict[str, Any] = {"realize_opcount_threshold": most}
+    settings: dict[str, Any] = {
+        "realize_opcount_threshold": max(MOST_OPERATIONS, inductor_config.realize_opcount_threshold or 0),
+        "realize_acc_reads_threshold": max(MOST_READS, inductor_config.realize_acc_reads_threshold or 0),
+    }
     if in_order:
         settings["allow_buffer_reuse"] = False
     if transfers:
