@@ -234,12 +234,20 @@ def parse_options(options: Mapping[str, Any] | None) -> Options:
     if options is not None and not isinstance(options, Mapping):
         raise OptionsError(f"options={reprlib.repr(options)} is refused; allowed: a dict, or None")
     given = dict(options or {})
-    if given.get("plan") is None and not compat.saved_values_are_donated():
+    donated = compat.saved_values_are_donated()
+    if given.get("plan") is None and not donated:
         given.setdefault("retain_graph", True)  # torch's own setting asks for the same
     try:
         if given.get("plan") is not None:
             given = _under_a_plan(given)
-        return Options.model_validate(given)
+        found = Options.model_validate(given)
+        if not donated and not found.retain_graph:  # torch would let a second backward read what the first overwrote
+            whose = "False" if found.plan is None else "that of its plan, False,"
+            raise OptionsError(
+                f"option 'retain_graph' cannot be {whose} with torch._functorch.config.donated_buffer = False; "
+                "allowed: True, or torch's setting as it is by itself"
+            )
+        return found
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors(include_url=False)]
     except PlanError as error:

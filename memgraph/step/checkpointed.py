@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 from memgraph.base import compat
@@ -37,8 +38,8 @@ class _Call:
     def __init__(self) -> None:
         self.runs: list[_Run] = []
         """Of its forwards, in their order."""
-        self.again: Counter[int] = Counter()
-        """By the number of a backward, how many of them have run once more for it."""
+        self.again: Counter[Hashable] = Counter()
+        """By what stands for a backward, how many of them have run once more for it."""
 
 
 class Checkpointed:

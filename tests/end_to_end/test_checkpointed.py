@@ -42,6 +42,17 @@ def trained(layers, call, steps=3):
     return [*losses, *(weight.detach().clone() for weight in layers.parameters())], peak
 
 
+def compiled_and_trained(layers, call, **asked):
+    """As `trained`, of copies of the layers that are compiled one by one."""
+    torch._dynamo.reset()
+    own = copy.deepcopy(layers)
+    for layer in own:
+        layer.compile(**asked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", memgraph.PlanWarning)
+        return trained(own, call)
+
+
 def one_by_one(layers, x, *, reentrant=False):
     for layer in layers:
         x = checkpoint(layer, x, use_reentrant=reentrant)
@@ -67,17 +78,13 @@ def nested(layers, x):
 def test_they_train_as_with_inductor_and_keep_the_budget(call):
     torch.manual_seed(0)
     layers = nn.ModuleList(Layer() for _ in range(4))
-    found = []
-    for asked in ({"backend": "inductor"}, {"backend": "memgraph", "options": {"budget": "auto"}}):
-        torch._dynamo.reset()
-        own = copy.deepcopy(layers)
-        for layer in own:
-            layer.compile(**asked)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", memgraph.PlanWarning)
-            found.append(trained(own, call))
-    (reference, _), (planned, peak) = found
-    for one, other in zip(planned, reference, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-    report = memgraph.step_report()
-    assert peak <= max(figures.predicted_peak for figures in report.rounds)
+    reference, _ = compiled_and_trained(layers, call, backend="inductor")
+    budget = "auto"
+    for _ in range(2):
+        planned, peak = compiled_and_trained(layers, call, backend="memgraph", options={"budget": budget})
+        for one, other in zip(planned, reference, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+        predicted = max(figures.predicted_peak for figures in memgraph.step_report().rounds)
+        assert peak <= predicted
+        assert budget == "auto" or peak <= budget
+        budget = predicted + 2 * 1024**2  # a first launch counts what all layers will have made by its backward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 
@@ -68,8 +68,9 @@ class Checkpoint:
 
     frame: Any
     """What stands for the call for as long as its function can run once more."""
-    again: int | None
-    """The number of the backward for which it runs once more, since its first run has dropped what it saved."""
+    again: Hashable
+    """What stands for the backward (its number), or for a group of them, for which it
+    runs once more, since its first run has dropped what it saved; None in that first run."""
 
 
 def checkpoint_around() -> Checkpoint | None:
