@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import threading
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
 from memgraph.base import compat
 from memgraph.lower.timeline import read_wrapper
@@ -274,3 +276,26 @@ def test_the_cache_key_holds_the_uuid():
     given = square(), square(), square()
     with fresh_cache():
         assert [planned("one"), planned("one"), planned("other")] == [True, False, True]
+
+
+@pytest.mark.inductor
+def test_many_reads_are_not_written_in_between():
+    """Inductor writes what reads over 12 buffers (8 on CUDA) by itself, though one operator reads it."""
+    given = [torch.randn(64, 64) for _ in range(13)]
+    half = torch.randn(64, 64, dtype=torch.bfloat16)
+
+    def step(half: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        made = factors[0].sin()
+        for factor in factors[1:]:
+            made = made * factor
+        low = made.bfloat16() + half
+        return low * ((low * 2) @ half)
+
+    def written(settings: contextlib.AbstractContextManager) -> int:
+        torch._dynamo.reset()
+        with settings, torch._inductor.config.patch(force_disable_caches=True):
+            _, (code,) = run_and_get_code(torch.compile(step), half, *given)
+        return len(re.findall(r"= empty_strided_cpu\(.*torch.float32\)", code))
+
+    planned = compat.lowering_settings(in_order=False, transfers=False)
+    assert (written(contextlib.nullcontext()), written(planned)) == (1, 0)

@@ -21,6 +21,7 @@ from memgraph.lower.tensors import Layout
 from memgraph.lower.timeline import Lowered
 from memgraph.machine import cuda_libraries
 from tests.simulated.models import made
+from tests.support.models import sized
 
 
 def generated(function, *args, backend: str = "memgraph", **options) -> str:
@@ -113,6 +114,14 @@ def test_many_operations_are_not_written_in_between():
     except memgraph.BudgetError as problem:
         refused = str(problem)
     assert not refused and memgraph.report().attempts == 1
+
+
+def test_masks_of_dropout_in_half_precision_are_what_is_written():
+    """Else their random numbers stand, four bytes an entry, and the first plan breaks the budget."""
+    case = sized.make("gpt2", sized.Shape(2, 256, 2048, 4096, dropout=0.1), "cuda", torch.bfloat16)
+    step = torch.compile(case.loss, backend="memgraph", options={"budget": 0.6, "cache": False, "strict": True})
+    step(*case.inputs)
+    assert memgraph.report().attempts == 1
 
 
 class Kernel:
