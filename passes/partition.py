@@ -5,14 +5,17 @@
     saved {x}: forward   y = f(x); z = g(y)                 -> z, x
                backward  x, dz: y = f(x); dy = g'(dz, y); dx = f'(dy, x)
 
-The backward computes again what it needs and does not get. The recompute pass puts that recomputation in order.
+The backward computes again what it needs and does not get. The recompute pass puts that recomputation in order. The
+forward runs in the plan's order.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
+from torch import fx
 
 from memgraph.base import compat
 from memgraph.passes.graphs import Rewritten, Split
@@ -23,7 +26,8 @@ def partition(split: Split, plan: Plan) -> Rewritten[Split]:
     """Cut the joint graph anew, unless Inductor's own partition stands.
 
     The forward returns its `num_fwd_outputs` outputs, then the saved tensors, then the saved symbols; the backward
-    takes symbols, tensors and tangents in that order.  Raises KeyError where the plan names a value that is not there.
+    takes symbols, tensors and tangents in that order.  Raises KeyError where the plan saves a value that is not there,
+    and ValueError where graph and plan hold different operators of the forward.
     """
     if plan.stock:
         return Rewritten(split, modified=False)
@@ -45,4 +49,18 @@ def partition(split: Split, plan: Plan) -> Rewritten[Split]:
     steps = {step.name for step in plan.backward}
     backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()
+    _order(forward, plan.forward)
     return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)
+
+
+def _order(forward: fx.GraphModule, names: Sequence[str]) -> None:
+    """Put the operators of a new forward into the plan's order, in place; without names it stays as it is."""
+    nodes = {node.name: node for node in forward.graph.nodes if node.op not in ("placeholder", "output")}
+    if not names:
+        return
+    if differing := sorted(set(names) ^ nodes.keys()):
+        raise ValueError(f"either the plan or the forward does not run {', '.join(differing[:5])}")
+    (output,) = forward.graph.find_nodes(op="output")
+    for name in names:
+        output.prepend(nodes[name])
+    forward.recompile()

@@ -21,6 +21,7 @@ from memgraph.facts.bodies import NodeReader
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks
 from memgraph.facts.expanded import read_expanded
+from memgraph.facts.forward_order import order_of_forward
 from memgraph.facts.gradient_sums import early_products, gradient_sums
 from memgraph.facts.labels import label_of, source_of
 from memgraph.facts.operators import family, lies_on_the_host, twice_is_wrong
@@ -36,7 +37,7 @@ class JointFacts:
     values: tuple[Value, ...]
     """All values, in topological order."""
     forward: tuple[int, ...]
-    """The values that need no tangent, in execution order; a few of them serve the backward alone."""
+    """The values that need no tangent, in the order in which a plan runs them; a few serve the backward alone."""
     backward: tuple[int, ...]
     """The values that need a tangent, or have to run in the backward, in the order of Inductor's own split."""
     forward_outputs: tuple[int, ...]
@@ -51,6 +52,8 @@ class JointFacts:
     """Whether saved values outlive the backward (`retain_graph=True`)."""
     dropped: tuple[int, ...] = ()
     """Those of `forward_outputs` that the user does not hold any more when the backward begins."""
+    stock_forward: tuple[int, ...] = ()
+    """Those of `forward` in the order of Inductor's own split; empty where that is the same."""
     alike: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Layers of the forward that are to be planned alike: by class, by layer, its values, which correspond by place."""
 
@@ -173,9 +176,11 @@ def read_joint(
     def places(of: Iterable[Any]) -> tuple[int, ...]:
         return tuple(place[node] for node in of if isinstance(node, fx.Node))
 
+    stock_forward = places(sides.forward)
+    forward = order_of_forward(values, stock_forward, places(filter(_is_of_autograd, sides.forward)))
     return JointFacts(
         values=values,
-        forward=places(sides.forward),
+        forward=forward,
         backward=places(sides.backward),
         forward_outputs=places(outputs[:num_fwd_outputs]),
         backward_outputs=places(outputs[num_fwd_outputs:]),
@@ -183,6 +188,7 @@ def read_joint(
         region_names=tuple(region.name for region in found),
         retained=retained,
         dropped=places(outputs[i] for i in dropped),
+        stock_forward=() if forward == stock_forward else stock_forward,
     )
 
 
@@ -233,9 +239,14 @@ def _sides(nodes: Sequence[fx.Node], stock_backward: fx.GraphModule) -> _Sides:
     )
 
 
+def _is_of_autograd(node: fx.Node) -> bool:
+    """Whether a node of the forward is no operator of the user's: autograd's formulas need it."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
 def _regions(sides: _Sides) -> tuple[dict[fx.Node, int], list[regions.Region]]:
     """By node of either side, the number of its region; and the regions."""
-    users = [node for node in sides.forward if node.meta.get("partitioner_tag") != "is_backward"]
+    users = [node for node in sides.forward if not _is_of_autograd(node)]
     assigned, found = regions.forward_regions(users, [_path(node) for node in users])
     region_of = dict(zip(users, assigned, strict=True))
     served = [node for node in sides.forward if node not in region_of]

@@ -309,7 +309,7 @@ class Plan:
     """The operators of the backward in their order, recomputation included."""
 
     stock: bool = False
-    """Whether Inductor's own split stands as it is: `saved` and `backward` only describe it then."""
+    """Whether Inductor's own split stands as it is: `saved`, `forward` and `backward` only describe it then."""
 
     decisions: tuple[Decision, ...] = ()
     """One for each tiled region, and one for each forward value with bytes of its own that the backward reads."""
@@ -327,6 +327,9 @@ class Plan:
     settled: tuple[str, ...] = ()
     """The nodes of the backward that are written to memory although their readers could have them inlined: sums of
     gradients, one by one, masks of random numbers, and what an operator reads in a larger size."""
+
+    forward: tuple[str, ...] = ()
+    """The operators of the forward in their order; empty in plans that earlier versions made: as in the joint graph."""
 
     @property
     def tiled(self) -> bool:
@@ -346,7 +349,7 @@ class Plan:
         """The plan that `to_dict` wrote. Raises KeyError, TypeError or ValueError for any other data."""
         data = dict(given)
         data["saved"] = tuple(data["saved"])
-        data["settled"] = tuple(data["settled"])
+        data["settled"], data["forward"] = tuple(data["settled"]), tuple(data.get("forward", ()))
         data["backward"] = tuple(Step(name, copy, tuple(reads)) for name, copy, reads in data["backward"])
         data["decisions"] = tuple(map(Decision.from_dict, data["decisions"]))
         data["transfers"] = tuple(

@@ -55,6 +55,7 @@ def make_plan(
         seconds=chosen.seconds,
         transfers=tuple(_transfers(facts, chosen)),
         settled=tuple(node_name(values[i].name, copy) for i, copy in schedule.settled()),
+        forward=tuple(values[i].name for i in schedule.forward.values[schedule.forward.inputs :]),
     )
 
 

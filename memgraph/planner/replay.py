@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from memgraph.base.errors import PlanError
 from memgraph.facts.joint import JointFacts
+from memgraph.facts.liveness import Program
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.course import Course
@@ -38,7 +39,8 @@ def replayed(plan: Plan, candidates: Candidates, tiers: Tiers) -> Candidate:
             raise PlanError("the plan is Inductor's own partition, and that of this torch saves other values")
         return candidates.stock
     place = {value.name: i for i, value in enumerate(facts.values)}
-    missing = [name for name in (*plan.saved, *(step.name for step in plan.backward)) if name not in place]
+    named = (*plan.saved, *plan.forward, *(step.name for step in plan.backward))
+    missing = [name for name in named if name not in place]
     if missing:
         raise PlanError(
             f"the plan speaks of {missing[0]!r}, and this graph has no such value once torch has cleaned it"
@@ -95,12 +97,30 @@ def _schedule(plan: Plan, facts: JointFacts, place: Mapping[str, int]) -> Schedu
     settled = {s for s, (i, n) in enumerate(steps, program.inputs) if node_name(values[i].name, n) in wanted}
     return Schedule(
         saved=saved,
-        forward=forward_program(facts, saved),
+        forward=_forward(plan, facts, saved, place),
         backward=dataclasses.replace(program, settled=frozenset(settled)),
         seconds=_seconds(facts, steps),
         recomputed=frozenset(i for i, _ in steps if i not in ours),
         copies=Copies.OF_HELD,
     )
+
+
+def _forward(plan: Plan, facts: JointFacts, saved: tuple[int, ...], place: Mapping[str, int]) -> Program:
+    """What the forward of a plan runs.  Raises PlanError where it could not run so."""
+    values, left, there = facts.values, set(facts.forward), set(facts.primals)
+    order = tuple(place[name] for name in plan.forward)
+    for i in order:
+        if i not in left:
+            raise PlanError(f"the plan computes {values[i].name!r} in the forward twice, or it is no value of it")
+        if lacking := [values[j].name for j in values[i].inputs if j not in there]:
+            raise PlanError(f"the plan computes {values[i].name!r} before {lacking[0]!r}, which it reads, is there")
+        left.remove(i)
+        there.add(i)
+    if not order:  # an earlier version made the plan
+        return forward_program(facts, saved, facts.stock_forward)
+    if undone := [values[i].name for i in forward_program(facts, saved).values if i not in there]:
+        raise PlanError(f"the plan never computes {undone[0]!r}, which is a part of the forward")
+    return forward_program(facts, saved, order)
 
 
 def _seconds(facts: JointFacts, steps: tuple[Copy, ...]) -> tuple[float, ...]:

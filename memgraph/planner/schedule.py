@@ -98,11 +98,12 @@ def make_schedule(
 ) -> Schedule:
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
-    settle: sums of a gradient are written to memory one by one, and so is a mask that is computed again and read by
-    several steps. By itself Inductor adds products one by one, and makes one kernel of all other additions, until which
-    all that they add stays live; and of a mask it writes the random numbers, which take more bytes. So is a value that
-    an operator reads in a larger size: Inductor would write it in that. And a product that a sum adds to what comes
-    later is computed in its place; by itself Inductor computes it with the sum.
+    settle: the forward runs in the order of plans, not in Inductor's; sums of a gradient are written to memory one by
+    one, and so is a mask that is computed again and read by several steps. By itself Inductor adds products one by one,
+    and makes one kernel of all other additions, until which all that they add stays live; and of a mask it writes the
+    random numbers, which take more bytes. So is a value that an operator reads in a larger size: Inductor would write
+    it in that. And a product that a sum adds to what comes later is computed in its place; by itself Inductor computes
+    it with the sum.
 
     fused: what is not settled is as Inductor does it; else as the FX interpreter does.
 
@@ -114,7 +115,7 @@ def make_schedule(
     crossing = walk.crossing()
     return Schedule(
         saved=crossing,
-        forward=forward_program(facts, crossing),
+        forward=forward_program(facts, crossing, None if settle else facts.stock_forward),
         backward=backward_program(facts, crossing, walk.steps, walk.reads, settle),
         seconds=tuple(walk.seconds),
         recomputed=frozenset(walk.newest),
@@ -234,18 +235,21 @@ def held(i: int) -> int:
     return ~i
 
 
-def forward_program(facts: JointFacts, crossing: tuple[int, ...]) -> Program:
-    """What the forward runs when the values in `crossing` are saved."""
+def forward_program(facts: JointFacts, crossing: tuple[int, ...], order: Sequence[int] | None = None) -> Program:
+    """What the forward runs when the values in `crossing` are saved.
+
+    order: of all values of the forward, where it is another one than that of a plan.
+    """
     values, inputs = facts.values, facts.primals
     kept = {*facts.forward_outputs, *crossing}
     always = facts.always_run
     needed = always | facts.with_inputs(crossing, always)
-    run = [i for i in facts.forward if i in needed]
-    order = (*inputs, *run)
-    slot = {i: s for s, i in enumerate(order)}
+    run = [i for i in order or facts.forward if i in needed]
+    ran = (*inputs, *run)
+    slot = {i: s for s, i in enumerate(ran)}
     at = slot.__getitem__
     return Program(
-        values=order,
+        values=ran,
         reads=((),) * len(inputs) + tuple([tuple(map(at, values[i].inputs)) for i in run]),
         inputs=len(inputs),
         outputs=frozenset(slot[i] for i in kept if i in slot),

@@ -114,6 +114,31 @@ def test_partition_recomputes_what_is_not_saved(chain):
     """)
 
 
+FORWARD = ("exp", "mul", "cos", "sin", "mul_1", "sum_1")
+
+
+def test_partition_orders_the_forward(chain):
+    """`cos` is all that the backward needs of `mul`; in the joint graph it stands behind the loss."""
+    split = partition(chain.split, Plan(("exp", "cos"), (), forward=FORWARD)).graphs
+    assert text(split.forward) == golden("""
+        inputs primals_1, primals_2
+        exp = aten.exp.default(primals_2)
+        mul = aten.mul.Tensor(primals_1, exp)
+        cos = aten.cos.default(mul)
+        sin = aten.sin.default(mul)
+        mul_1 = aten.mul.Tensor(sin, exp)
+        sum_1 = aten.sum.default(mul_1)
+        outputs sum_1, exp, cos
+    """)
+    verify(chain, split, "partition")
+
+
+@pytest.mark.parametrize(("names", "told"), [(FORWARD[:-1], "sum_1"), ((*FORWARD, "tanh"), "tanh")])
+def test_partition_refuses_another_graphs_forward(chain, names, told):
+    with pytest.raises(ValueError, match=f"either the plan or the forward does not run {told}"):
+        partition(chain.split, Plan(("exp", "cos"), (), forward=names))
+
+
 def test_recompute_orders(chain):
     plan = Plan(("primals_1", "primals_2"), ORDERED)
     ordered = recompute(cut(chain, "primals_1", "primals_2"), plan).graphs

@@ -149,6 +149,39 @@ def test_a_plan_with_a_step_out_of_its_place_is_refused(program, data):
         replayed(dataclasses.replace(plan, backward=tuple(broken)), candidates, Tiers())
 
 
+@settings(SETTINGS, max_examples=examples(12))
+@given(programs(most=10), st.data())
+def test_the_order_of_a_plans_forward_is_its_own(program, data):
+    captured = capture(program)
+    facts, candidates = captured.facts, Candidates(captured.facts, fused=False)
+    plan = dataclasses.replace(make_plan(facts, candidates.stock, candidates.stock), stock=False)
+    assume(plan.forward and all(facts.values[i].fixed is None for i in facts.forward))
+    value = {v.name: v for v in facts.values}
+    reads = {name: {facts.values[i].name for i in value[name].inputs} for name in plan.forward}
+    order, left = [], list(plan.forward)
+    while left:
+        order.append(data.draw(st.sampled_from([name for name in left if reads[name].isdisjoint(left)])))
+        left.remove(order[-1])
+    found = replayed(dataclasses.replace(plan, forward=tuple(order)), candidates, Tiers())
+    assert make_plan(facts, found, candidates.stock).forward == tuple(order)
+    assert same_bits(
+        captured.run(captured.forward, captured.backward), captured.run(*captured.realise(found, candidates.stock))
+    )
+    older = replayed(dataclasses.replace(plan, forward=()), candidates, Tiers())
+    ran = set(plan.forward)
+    joint = [facts.values[i].name for i in facts.stock_forward or facts.forward]
+    assert make_plan(facts, older, candidates.stock).forward == tuple(name for name in joint if name in ran)
+    n = data.draw(st.integers(0, len(order) - 1))
+    lost = [name for name in order if name != order[n]]
+    for broken, told in (
+        (lost, f"before '{order[n]}', which it reads|never computes '{order[n]}'"),
+        ([*order, order[n]], "in the forward twice"),
+        ([*order, "nothing"], "no such value"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            replayed(dataclasses.replace(plan, forward=tuple(broken)), candidates, Tiers())
+
+
 PROGRAM = Program((Op("mul", 0, 1), Op("exp"), Op("tanh"), Op("mul", 0, 2)))
 OTHERS = {
     "another operator": (Program((Op("mul", 0, 1), Op("exp"), Op("sigmoid"), Op("mul", 0, 2))), "operator", "tanh"),
