@@ -27,7 +27,7 @@ def partition(split: Split, plan: Plan) -> Rewritten[Split]:
 
     The forward returns its `num_fwd_outputs` outputs, then the saved tensors, then the saved symbols; the backward
     takes symbols, tensors and tangents in that order.  Raises KeyError where the plan saves a value that is not there,
-    and ValueError where graph and plan hold different operators of the forward.
+    and ValueError where it runs an operator of the forward and not all that this reads.
     """
     if plan.stock:
         return Rewritten(split, modified=False)
@@ -49,18 +49,31 @@ def partition(split: Split, plan: Plan) -> Rewritten[Split]:
     steps = {step.name for step in plan.backward}
     backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node.name in steps)
     backward.recompile()
-    _order(forward, plan.forward)
+    put_in_order(forward, plan.forward)
     return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)
 
 
-def _order(forward: fx.GraphModule, names: Sequence[str]) -> None:
-    """Put the operators of a new forward into the plan's order, in place; without names it stays as it is."""
-    nodes = {node.name: node for node in forward.graph.nodes if node.op not in ("placeholder", "output")}
-    if not names:
-        return
-    if differing := sorted(set(names) ^ nodes.keys()):
-        raise ValueError(f"either the plan or the forward does not run {', '.join(differing[:5])}")
+def put_in_order(forward: fx.GraphModule, names: Sequence[str]) -> None:
+    """Put the operators of a new forward into the plan's order, in place; without names it stays as it is.
+
+    The extraction keeps each assertion, and what it alone reads, of which no plan knows. They stay in their own order,
+    each behind what it reads. Raises ValueError where an operator of the plan reads what it does not run.
+    """
+    planned = {name: place for place, name in enumerate(names)}
+    place: dict[fx.Node, tuple[int, bool, int]] = {}
+    latest = -1  # the place in the plan behind which the last operator stands that is not planned
+    for n, node in enumerate(forward.graph.nodes):
+        if node.op in ("placeholder", "output") or not planned:
+            continue
+        read = [place[each] for each in node.all_input_nodes if each in place]
+        if node.name in planned:
+            place[node] = (planned[node.name], False, n)
+            if any(not_planned for _, not_planned, _ in read):
+                raise ValueError(f"the plan runs {node.name}, and not all that it reads")
+        else:
+            latest = max([latest, *(before for before, _, _ in read)])
+            place[node] = (latest, True, n)
     (output,) = forward.graph.find_nodes(op="output")
-    for name in names:
-        output.prepend(nodes[name])
+    for node in sorted(place, key=place.__getitem__):
+        output.prepend(node)
     forward.recompile()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from memgraph.passes.graphs import Split
-from memgraph.passes.partition import partition
+from memgraph.passes.partition import partition, put_in_order
 from memgraph.passes.recompute import recompute
 from memgraph.passes.settle import settle
 from memgraph.planner.decisions import Plan, Step
@@ -133,10 +133,35 @@ def test_partition_orders_the_forward(chain):
     verify(chain, split, "partition")
 
 
-@pytest.mark.parametrize(("names", "told"), [(FORWARD[:-1], "sum_1"), ((*FORWARD, "tanh"), "tanh")])
-def test_partition_refuses_another_graphs_forward(chain, names, told):
-    with pytest.raises(ValueError, match=f"either the plan or the forward does not run {told}"):
-        partition(chain.split, Plan(("exp", "cos"), (), forward=names))
+def test_partition_refuses_another_graphs_forward(chain):
+    names = [name for name in FORWARD if name != "mul"]
+    with pytest.raises(ValueError, match="the plan runs sin, and not all that it reads"):
+        partition(chain.split, Plan(("exp", "cos"), (), forward=tuple(names)))
+
+
+def test_assertions_stay_behind_what_they_read_in_their_order():
+    """The extraction keeps them; no plan names them."""
+    aten, graph = torch.ops.aten, fx.Graph()
+    x = graph.placeholder("x")
+    sin = graph.call_function(aten.sin.default, (x,))
+    cos = graph.call_function(aten.cos.default, (sin,))
+    for read in (sin, x):
+        graph.call_function(aten._assert_async.default, (graph.call_function(aten.all.default, (read,)),))
+    graph.output((cos, graph.call_function(aten.neg.default, (sin,))))
+    forward = fx.GraphModule(nn.Module(), graph)
+    put_in_order(forward, ("sin_default", "neg_default", "cos_default", "of_another_graph"))
+    forward.graph.lint()
+    assert text(forward) == golden("""
+        inputs x
+        sin_default = aten.sin.default(x)
+        all_default = aten.all.default(sin_default)
+        _assert_async_default = aten._assert_async.default(all_default)
+        all_default_1 = aten.all.default(x)
+        _assert_async_default_1 = aten._assert_async.default(all_default_1)
+        neg_default = aten.neg.default(sin_default)
+        cos_default = aten.cos.default(sin_default)
+        outputs cos_default, neg_default
+    """)
 
 
 def test_recompute_orders(chain):
