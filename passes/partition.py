@@ -57,7 +57,8 @@ def put_in_order(forward: fx.GraphModule, names: Sequence[str]) -> None:
     """Put the operators of a new forward into the plan's order, in place; without names it stays as it is.
 
     The extraction keeps each assertion, and what it alone reads, of which no plan knows. They stay in their own order,
-    each behind what it reads. Raises ValueError where an operator of the plan reads what it does not run.
+    each behind what it reads. Names that the forward does not hold are passed over: the extraction has left out what
+    nothing reads. Raises ValueError where an operator of the plan reads what the plan does not run.
     """
     planned = {name: place for place, name in enumerate(names)}
     place: dict[fx.Node, tuple[int, bool, int]] = {}
