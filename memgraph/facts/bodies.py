@@ -15,7 +15,7 @@ from memgraph.base import compat
 from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import seconds
 from memgraph.facts.liveness import Program, sweep, written
-from memgraph.facts.moves import read_elsewhere
+from memgraph.facts.moves import read_beside, read_elsewhere
 from memgraph.facts.operators import qualified_name
 from memgraph.facts.values import Value, fused_seconds, heavy_names, kind_of, owned_bytes, root
 from memgraph.machine.hardware import Hardware
@@ -28,6 +28,17 @@ class Cost:
     seconds: float
     scratch: int
     """Bytes at its peak beyond its outputs."""
+
+
+def _elsewhere(node: fx.Node, on_cpu: bool) -> tuple[int, ...]:
+    """By place among the inputs of a node, those that its output cannot replace, as it is read at other entries.
+
+    Where Inductor writes logarithms, the softmax that a loss keeps waits for that of the sums, in a loop of its own.
+    """
+    itself = read_elsewhere(node)
+    if not on_cpu or "aten::log" in heavy_names():
+        return itself
+    return tuple(sorted({*itself, *read_beside(node)}))
 
 
 class NodeReader:
@@ -56,7 +67,7 @@ class NodeReader:
             seconds=cost.seconds,
             region=0,
             savable=False,
-            elsewhere=read_elsewhere(node),
+            elsewhere=_elsewhere(node, on_cpu),
             heavy=on_cpu and qualified_name(node.target) in heavy_names(),
             scratch=cost.scratch,
         )

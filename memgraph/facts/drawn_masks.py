@@ -6,16 +6,22 @@ In half precision they are converted before they are compared.
 Inductor writes random numbers to memory where two kernels read them, and inlines the comparison into both. The mask
 takes a quarter of the bytes: where a plan computes it again for several readers, it is written instead
 (passes/settle.py), and the numbers stay within one kernel.
+
+    scores = pad(mask * dy)                           a column more than was drawn, as attention with sinks has it
+
+The same goes for one reader, where its kernel runs over more entries than were drawn: it cannot draw them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.facts.operators import family
 
 
 def drawn_masks(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -32,6 +38,27 @@ def drawn_masks(nodes: Iterable[fx.Node]) -> set[fx.Node]:
             if _is_smaller(node, reads[0]):
                 found.add(node)
     return found
+
+
+def read_in_larger_kernels(masks: Iterable[fx.Node]) -> set[fx.Node]:
+    """Those of some masks that are read, by itself or in what is made of it entry by entry, for more entries."""
+    return {mask for mask in masks if _is_enlarged(mask, _entries(mask), set())}
+
+
+def _is_enlarged(node: fx.Node, entries: int, seen: set[fx.Node]) -> bool:
+    for user in node.users:
+        if user in seen or user.op != "call_function" or family(user.target) not in ("pointwise", "view"):
+            continue
+        seen.add(user)
+        more = _entries(user)
+        if more > entries or (more == entries and _is_enlarged(user, entries, seen)):
+            return True
+    return False
+
+
+def _entries(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return math.prod(map(compat.size_hint, value.shape)) if isinstance(value, torch.Tensor) else 0
 
 
 def _is_smaller(node: fx.Node, read: fx.Node) -> bool:

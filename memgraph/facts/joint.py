@@ -19,7 +19,7 @@ from memgraph.facts import regions
 from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
 from memgraph.facts.bodies import NodeReader
 from memgraph.facts.costs import logical_bytes, storage_span
-from memgraph.facts.drawn_masks import drawn_masks
+from memgraph.facts.drawn_masks import drawn_masks, read_in_larger_kernels
 from memgraph.facts.expanded import read_expanded
 from memgraph.facts.forward_order import order_of_forward
 from memgraph.facts.gradient_sums import early_products, gradient_sums
@@ -201,6 +201,7 @@ def _values(
 ) -> Iterator[Value]:
     """The values of a graph's nodes, in order.  decided: of a node, its region, its pin and what fixes it."""
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
+    expanded |= read_in_larger_kernels(masks)
     early = early_products(sides.backward)
     forward = frozenset(sides.forward)
     for place, node in enumerate(nodes):

@@ -36,6 +36,24 @@ def read_elsewhere(node: fx.Node) -> tuple[int, ...]:
     return ()
 
 
+def read_beside(node: fx.Node) -> tuple[int, ...]:
+    """By place among all inputs of a node, those of which another operator reads other entries.
+
+    A loss picks each token's logit and, for the backward, keeps the softmax of all. Where Inductor makes one loop over
+    the rows of both, the softmax stands beside the logits.
+    """
+    return tuple(
+        n
+        for n, read in enumerate(node.all_input_nodes)
+        if any(user is not node and user.op == "call_function" and _reads(user, read) for user in read.users)
+    )
+
+
+def _reads(user: fx.Node, read: fx.Node) -> bool:
+    """Whether an operator reads other entries of an input than the one that it writes."""
+    return any(user.all_input_nodes[place] is read for place in read_elsewhere(user))
+
+
 def _is_later_part(node: fx.Node) -> bool:
     """Whether a node takes another than the first of several views, such as those of a split."""
     return node.target is operator.getitem and node.args[1] != 0 and family(node.args[0].target) == "view"

@@ -79,7 +79,8 @@ class Value:
     masks: bool = False
     """Whether it is made of random numbers alone and takes fewer bytes than they do."""
     expanded: bool = False
-    """Whether it is pointwise, and an operator that fuses with nothing reads it through a view with more entries."""
+    """Whether it is pointwise, and an operator that fuses with nothing reads it through a view with more entries;
+    or it is a mask that is read for more entries."""
     scratch: int = 0
     """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import memgraph
+from memgraph.facts import bodies
+from memgraph.facts.operators import aten_names
 from memgraph.planner.candidates import Candidates
 from tests.support.graphs import capture_module
 
@@ -74,6 +76,27 @@ def test_what_is_padded_and_cut_back_is_read_where_it_is_written():
 
 def test_what_is_padded_at_its_start_is_shifted():
     assert in_place(Padded(1, 0)) == []
+
+
+class Scored(nn.Module):
+    """A loss picks an entry of each row; the backward reads the softmax of all, of which it is the last to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 256))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (nn.functional.cross_entropy(x @ self.weight, torch.arange(128)),)
+
+
+@pytest.mark.parametrize("heavy", ["exp sigmoid", "exp log sigmoid"])
+def test_a_softmax_waits_for_what_a_loss_picks_of_the_logits_where_logarithms_are_written(heavy, monkeypatch):
+    monkeypatch.setattr(bodies, "heavy_names", lambda: aten_names(heavy))
+    facts = capture_module(Scored(), (torch.randn(128, 8),)).facts
+    softmax = [i for i, value in enumerate(facts.values) if value.label.operator == "aten::exp"][-1]
+    found = Candidates(facts).of(facts.stock_saved | {softmax})
+    replacing = {found.schedule.forward.values[slot] for slot in found.forward.in_place}
+    assert (softmax in replacing) == ("log" in heavy)
 
 
 @pytest.mark.inductor
