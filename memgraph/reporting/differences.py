@@ -130,6 +130,23 @@ def matched(first: StepPlan, second: StepPlan) -> tuple[list[Pair], list[str]]:
     return [*pairs, *((None, graph) for graph in left)], notes
 
 
+def orders(pairs: Iterable[Pair]) -> Iterator[str]:
+    """A note for each graph whose forward two plans run in another order."""
+    for one, two in pairs:
+        if one is None or two is None or not one.identity.same(two.identity):
+            continue
+        mine, theirs = one.plan.forward, two.plan.forward
+        if bool(mine) != bool(theirs):
+            which = "second" if mine else "first"
+            yield f"the forward of {one.graph} runs in Inductor's order in the {which} plan alone"
+            continue
+        common = set(mine).intersection(theirs)
+        ran = ([name for name in order if name in common] for order in (mine, theirs))
+        if (other := next((pair for pair in zip(*ran, strict=True) if pair[0] != pair[1]), None)) is not None:
+            where = f"{other[0]} in the first plan, where {other[1]} runs in the second"
+            yield f"the forward of {one.graph} runs in another order: {where}"
+
+
 def differences(pairs: Iterable[Pair]) -> Iterator[Difference]:
     """The values of pairs of graphs of which their plans decide differently."""
     for one, two in pairs:

@@ -11,7 +11,7 @@ from memgraph.base.errors import PlanError
 from memgraph.base.sizes import format_size
 from memgraph.planner.step_plan import StepPlan
 from memgraph.reporting import page, page_diff, tables
-from memgraph.reporting.differences import Change, Takes, changes, differences, matched
+from memgraph.reporting.differences import Change, Takes, changes, differences, matched, orders
 from memgraph.reporting.figures import Figures
 from memgraph.reporting.phrases import duration
 from memgraph.reporting.report import Report
@@ -34,14 +34,14 @@ class PlanDiff:
     """The largest first; empty where the plans decide the same."""
 
     notes: tuple[str, ...] = ()
-    """Where the plans are of different graphs."""
+    """Where the plans are of different graphs, or run a forward in another order."""
 
     reports: tuple[tuple[Figures, ...], tuple[Figures, ...]] = dataclasses.field(default=((), ()), repr=False)
     """The graphs of the two reports that were compared; none of a plan file, which knows no timeline."""
 
     @property
     def same(self) -> bool:
-        """Whether both plans decide the same about the same graphs."""
+        """Whether both plans decide the same about the same graphs, and run them in the same order."""
         return not self.changes and not self.notes
 
     def __str__(self) -> str:
@@ -119,6 +119,7 @@ def diff(first: StepPlan | Report | StepReport, second: StepPlan | Report | Step
     """
     one, two = _plan(first), _plan(second)
     pairs, notes = matched(one, two)
+    notes += orders(pairs)
     reports = (_graphs(first), _graphs(second))
     return PlanDiff(Takes.of(one), Takes.of(two), changes(differences(pairs)), tuple(notes), reports)
 

@@ -52,6 +52,23 @@ def test_equal_layers_are_one_row_and_sums_are_side_by_side():
     assert "model.norm" not in text
 
 
+@pytest.mark.parametrize("first, second, note", [
+    ("abc", "ac", ""), ("abc", "abc", ""), ("", "", ""),
+    ("abcd", "axcbd", "runs in another order: b in the first plan, where c runs in the second"),
+    ("abc", "", "runs in Inductor's order in the second plan alone"),
+    ("", "abc", "runs in Inductor's order in the first plan alone"),
+])  # fmt: skip
+def test_plans_that_differ_in_the_order_of_the_forward_alone(first, second, note):
+    def ordered(names):
+        whole = plan(layers(Save()))
+        own = dataclasses.replace(whole.graphs[0].plan, forward=tuple(names))
+        return dataclasses.replace(whole, graphs=(dataclasses.replace(whole.graphs[0], plan=own),))
+
+    found = diff(ordered(first), ordered(second))
+    assert found.notes == ((f"the forward of step [0] {note}",) if note else ())
+    assert found.same == (not note) and not found.changes
+
+
 def test_what_one_plan_alone_decides_about():
     fused = Decision("x", MIB, Recompute(), "model.x", fused=True)
     tiled = Decision("x", 8 * MIB, Tile(4), "model.x")
