@@ -61,8 +61,7 @@ class KeepOrder(compat.scheduler_pass_base()):  # type: ignore[misc]
             operator, between = node, []
         for node, reader in compat.overwriters(nodes):
             compat.run_after(node, reader)
-        if nodes:
-            compat.recompute_ancestors(nodes[0])
+        compat.recompute_ancestors(nodes)
         return nodes
 
     def uuid(self) -> str:

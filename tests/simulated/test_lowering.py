@@ -116,6 +116,15 @@ def test_many_operations_are_not_written_in_between():
     assert not refused and memgraph.report().attempts == 1
 
 
+@pytest.mark.skipif(not simulator.here(), reason="on the simulated card alone")
+def test_copies_that_are_grouped_stay_in_order():
+    """Inductor groups the copies of a `cat` on CUDA: those of a U-Net's skips."""
+    case = sized.make("unet", sized.Shape(2, 256, 2048, 4096), "cuda", torch.bfloat16)
+    step = torch.compile(case.loss, backend="memgraph", options={"budget": 0.75, "cache": False, "strict": True})
+    with pytest.raises(RuntimeError, match="cuDNN"):  # the step is lowered, and then there is no cuDNN to run it
+        step(*case.inputs)
+
+
 @pytest.mark.parametrize("name, share", [("gpt2", 0.6), ("gpt_oss", 0.75)])
 def test_masks_of_dropout_are_what_is_written(name, share):
     """Else their random numbers stand, four bytes an entry, and the first plan breaks the budget.

@@ -30,12 +30,19 @@ def run_after(node: Any, previous: Any) -> None:
     is lost after fusion is worse than none: the scheduler takes the place of a buffer that an ancestor still reads.
     """
     from torch._inductor.dependencies import WeakDep
+    from torch._inductor.scheduler import BaseSchedulerNode, FusedSchedulerNode
 
     if node.ancestors.intersection(previous.get_operation_names()):
         return  # it does so already
     name = next(iter(previous.get_buffer_names()))
     # Not a buffer that the node writes: the scheduler would ask whether it may be fused with what it waits for.
-    node.add_fake_dep(WeakDep(name, mutating_buf=name, is_fake=True))
+    dependency = WeakDep(name, mutating_buf=name, is_fake=True)
+    if not isinstance(node, FusedSchedulerNode):
+        node.add_fake_dep(dependency)
+        return
+    for part in node.snodes:  # on CUDA the copies of a `cat` are a group, which is made anew of its parts
+        part.add_fake_dep(dependency)
+    BaseSchedulerNode.add_fake_dep(node, dependency)
 
 
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
@@ -67,9 +74,24 @@ def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def recompute_ancestors(node: Any) -> None:
-    """Have the scheduler of a node compute all ancestors anew, after dependencies were added and before it fuses."""
-    node.scheduler.compute_ancestors()
+def recompute_ancestors(nodes: list[Any]) -> None:
+    """Compute all ancestors anew, after dependencies were added and before the nodes of a graph are fused.
+
+    The scheduler does so itself where there are no groups yet: it knows a group by its own name, and not by its parts'.
+    """
+    if not any(hasattr(node, "snodes") for node in nodes):
+        if nodes:
+            nodes[0].scheduler.compute_ancestors()
+        return
+    found: dict[str, Any] = {}
+    for place, node in enumerate(nodes):
+        made_by = {node.scheduler.name_to_buf[read.name].defining_op_name() for read in node.unmet_dependencies}
+        made_by.difference_update(node.get_operation_names())
+        node.ancestors = type(node.ancestors)(made_by).union(*(found[name] for name in made_by))
+        node.min_order = node.max_order = place
+        for part in getattr(node, "snodes", ()):
+            part.ancestors = node.ancestors
+        found |= dict.fromkeys(node.get_operation_names(), node.ancestors)
 
 
 def origins(nodes: list[Any]) -> dict[str, tuple[str, ...]]:
