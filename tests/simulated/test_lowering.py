@@ -120,7 +120,7 @@ def test_many_operations_are_not_written_in_between():
 def test_copies_that_are_grouped_stay_in_order():
     """Inductor groups the copies of a `cat` on CUDA: those of a U-Net's skips."""
     case = sized.make("unet", sized.Shape(2, 256, 2048, 4096), "cuda", torch.bfloat16)
-    step = torch.compile(case.loss, backend="memgraph", options={"budget": 0.75, "cache": False, "strict": True})
+    step = torch.compile(case.loss, backend="memgraph", options={"budget": 0.72, "cache": False, "strict": True})
     with pytest.raises(RuntimeError, match="cuDNN"):  # the step is lowered, and then there is no cuDNN to run it
         step(*case.inputs)
 
