@@ -41,18 +41,17 @@ def drawn_masks(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def read_in_larger_kernels(masks: Iterable[fx.Node]) -> set[fx.Node]:
-    """Those of some masks that are read, by itself or in what is made of it entry by entry, for more entries."""
-    return {mask for mask in masks if _is_enlarged(mask, _entries(mask), set())}
+    """Those of some masks that are read for more entries, by itself or in what is made of it for a single reader."""
+    return {mask for mask in masks if any(_is_enlarged(user, _entries(mask)) for user in mask.users)}
 
 
-def _is_enlarged(node: fx.Node, entries: int, seen: set[fx.Node]) -> bool:
-    for user in node.users:
-        if user in seen or user.op != "call_function" or family(user.target) not in ("pointwise", "view"):
-            continue
-        seen.add(user)
-        more = _entries(user)
-        if more > entries or (more == entries and _is_enlarged(user, entries, seen)):
-            return True
+def _is_enlarged(node: fx.Node, entries: int) -> bool:
+    while node.op == "call_function" and family(node.target) in ("pointwise", "view"):
+        if (mine := _entries(node)) != entries:
+            return mine > entries
+        if len(node.users) != 1:
+            return False
+        (node,) = node.users
     return False
 
 
