@@ -4,6 +4,7 @@ import types
 
 from torch._inductor.virtualized import V
 
+from memgraph.base import compat
 from memgraph.lower.order import KeepOrder
 
 
@@ -61,3 +62,25 @@ def test_nothing_waits_for_what_it_waits_for_already():
     with V.set_graph_handler(types.SimpleNamespace(is_backward=True)):
         KeepOrder(lambda backward: True, "identity")([first, second])
     assert not second.unmet_dependencies
+
+
+def test_who_reads_a_part_of_a_group_comes_after_all_that_the_group_waits_for():
+    def node(operations, reads=(), **more):
+        needs = [types.SimpleNamespace(name=name) for name in reads]
+        return types.SimpleNamespace(
+            scheduler=scheduler,
+            ancestors=set(),
+            unmet_dependencies=needs,
+            get_operation_names=lambda: operations,
+            **more,
+        )
+
+    made = {name: types.SimpleNamespace(defining_op_name=lambda name=name: f"op_{name}") for name in "abcde"}
+    scheduler = types.SimpleNamespace(name_to_buf=made)
+    parts = [node(["op_b"]), node(["op_c"])]
+    first, group = node(["op_a"]), node(["op_b", "op_c"], "ab", snodes=parts)  # a part may read another's buffer
+    last = node(["op_d"], "c")
+    compat.recompute_ancestors([first, group, last])
+    assert [first.ancestors, group.ancestors, last.ancestors] == [set(), {"op_a"}, {"op_c", "op_a"}]
+    assert all(part.ancestors == {"op_a"} for part in parts)
+    assert [each.min_order for each in (first, group, last)] == [0, 1, 2]
