@@ -14,13 +14,13 @@ The same goes for one reader, where its kernel runs over more entries than were 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import fx
 
 from memgraph.base import compat
+from memgraph.facts.expanded import entries_of
 from memgraph.facts.operators import family
 
 
@@ -42,22 +42,17 @@ def drawn_masks(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 def read_in_larger_kernels(masks: Iterable[fx.Node]) -> set[fx.Node]:
     """Those of some masks that are read for more entries, by itself or in what is made of it for a single reader."""
-    return {mask for mask in masks if any(_is_enlarged(user, _entries(mask)) for user in mask.users)}
+    return {mask for mask in masks if any(_is_enlarged(user, entries_of(mask)) for user in mask.users)}
 
 
 def _is_enlarged(node: fx.Node, entries: int) -> bool:
     while node.op == "call_function" and family(node.target) in ("pointwise", "view"):
-        if (mine := _entries(node)) != entries:
+        if (mine := entries_of(node)) != entries:
             return mine > entries
         if len(node.users) != 1:
             return False
         (node,) = node.users
     return False
-
-
-def _entries(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return math.prod(map(compat.size_hint, value.shape)) if isinstance(value, torch.Tensor) else 0
 
 
 def _is_smaller(node: fx.Node, read: fx.Node) -> bool:

@@ -40,7 +40,7 @@ def read_expanded(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _is_read_expanded(node: fx.Node) -> bool:
     if family(node.target) != "pointwise":
         return False
-    mine = _entries(node)
+    mine = entries_of(node)
     return any(
         entries > mine > 0 if alone else mine > 1 and entries >= mine * _WORDS for entries, alone in _read_sizes(node)
     )
@@ -55,9 +55,9 @@ def _read_sizes(node: fx.Node) -> Iterator[tuple[int, bool]]:
         elif user.op == "call_function":
             kind = family(user.target)
             if kind == "extern":
-                yield _entries(node), True
+                yield entries_of(node), True
             elif kind == "pointwise" and _is_one_a_row(node):
-                yield _entries(user), False
+                yield entries_of(user), False
 
 
 def _is_one_a_row(node: fx.Node) -> bool:
@@ -68,7 +68,8 @@ def _is_one_a_row(node: fx.Node) -> bool:
     return compat.size_hint(value.shape[-1]) == 1 or compat.size_hint(value.stride(-1)) == 0
 
 
-def _entries(node: fx.Node) -> int:
+def entries_of(node: fx.Node) -> int:
+    """How many entries a tensor has; 0 for what is none."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
