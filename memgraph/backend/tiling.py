@@ -85,13 +85,24 @@ class Tiling:
             module = with_plain_sizes(module, generic(self.symbols))
         regions, refused = find_regions(module, weights)
         if self.rules or self.options.tile is not None and self.options.tile.attention is not False:
-            attention, kept = find_attention(module, weights)
-            if self.device != "cpu":  # traced on a CPU for a card, the graph has kernels that the card's will not have
-                reason = "a kernel of attention runs in shards of its queries on the CPU alone"
-                kept, attention = (*kept, *(RefusedRegion(r.module, r.forward[0], reason) for r in attention)), ()
+            attention, kept = self._of_known_lengths(*find_attention(module, weights, self.device))
             scores, mixed = find_scores(module, weights, {name for region in regions for name in region.outputs})
             regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
         return tuple(self._counted(regions)) if self.symbols else regions, refused
+
+    def _of_known_lengths(
+        self, regions: Sequence[TokenRegion], refused: Sequence[RefusedRegion]
+    ) -> tuple[list[TokenRegion], list[RefusedRegion]]:
+        """Attention without that which takes blocks of queries and has a symbol for their number."""
+        nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        found, kept = [], list(refused)
+        for region in regions:
+            if region.multiple == 1 or isinstance(tokens_of(nodes, region), int):
+                found.append(region)
+            else:
+                reason = f"its length is a symbol, and its kernel takes blocks of {region.multiple} queries"
+                kept.append(RefusedRegion(region.module, region.forward[0], reason))
+        return found, kept
 
     def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
         """Regions with their tokens at the sizes in force."""
@@ -211,7 +222,7 @@ class Tiling:
         """
         region = self.regions[place]
         if not self.symbols:
-            return region.tokens
+            return -(-region.tokens // region.multiple)
         nodes = {node.name: node for node in self.joint.module.graph.nodes}
         if region.kind == "attention":  # no kernel of attention takes a shard without queries
             with compat.reading_with(shortest(self.joint.module)):
@@ -245,8 +256,12 @@ class Tiling:
         for group in (group for group in self.groups if group.kind == "attention"):
             what, least = f"tile {group.module or 'attention'}", least_rows(self.device)
             fewest = self._most(group.regions[0]) if self.symbols else group.tokens
+            block = self.regions[group.regions[0]].multiple
             if fewest < group.tokens:
                 reason = f"its length may be {fewest}, and each shard needs a query: {fewest} shards at most"
+                self.refusals.append(Refusal(what, reason))
+            elif group.tokens <= block and block > 1:
+                reason = f"each shard has whole blocks of {block} queries, and all {group.tokens} are one block"
                 self.refusals.append(Refusal(what, reason))
             elif group.fixed is None and group.most < 2:
                 reason = f"{group.tokens} queries are too few: a shard that the planner chooses has {least} at least"
@@ -266,7 +281,7 @@ class Tiling:
                     self.refusals.append(Refusal(what, told))
 
     def _decision(self, region: TokenRegion, shards: int, group: Group) -> Decision:
-        action = Tile(shards if self.symbols else len(sizes(region.tokens, shards)))
+        action = Tile(shards if self.symbols else len(sizes(region.tokens, shards, region.multiple)))
         why = str(group.origin) if group.origin else "its values make the peak"
         return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 

@@ -146,7 +146,12 @@ def lies_on_the_host(node: Node) -> bool:
     if node.target is not operator.getitem:
         return False
     made, number = node.args
-    return isinstance(made, Node) and qualified_name(made.target) == EFFICIENT_ATTENTION and number in (2, 3)
+    if not isinstance(made, Node):
+        return False
+    if made.target is compat.invoke_subgraph():  # a tile, or equal layers
+        returned = next(_bodies(made)).graph.output_node().args[0][number]
+        return isinstance(returned, Node) and lies_on_the_host(returned)
+    return qualified_name(made.target) == EFFICIENT_ATTENTION and number in (2, 3)
 
 
 def draws(node: Node) -> bool:

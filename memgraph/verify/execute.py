@@ -17,6 +17,7 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.base.compat import tree_map
 from memgraph.verify.arguments import argument, name_of, shapes
+from memgraph.verify.attention import KERNELS, attend
 from memgraph.verify.smaller import Sizes
 
 
@@ -82,6 +83,8 @@ class Execution:
             return args[0].reshape(args[1])
         if name == "aten::mean":
             return self._mean(node, args, kwargs)
+        if name in KERNELS:
+            return attend(node, args, kwargs, self.sizes)
         try:
             return target(*args, **kwargs)
         except Exception as error:

@@ -43,6 +43,8 @@ SIZES = {
     "memgraph::shard_whole": "length",
 } | {f"aten::{name}": "size" for name in "full empty zeros ones new_full new_empty new_zeros new_ones".split()}
 VIEWS = frozenset(("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::as_strided"))
+# These fill a number for each query up to whole blocks.
+SUMS_IN_BLOCKS = frozenset(f"aten::_scaled_dot_product_efficient_attention{side}" for side in ("", "_backward"))
 # By operator, the arguments that are positions along the dimension `dim`, and the argument with the whole dimension.
 BOUNDS = {
     "aten::slice": (("start", "end"), "self"),
@@ -91,6 +93,9 @@ class Relations:
             self._cut(whole, [0, whole // 2, whole])
         elif name == "aten::constant_pad_nd":
             self._pads(node, given)
+        elif name in SUMS_IN_BLOCKS:
+            sums = node.meta["val"][1].shape if given["logsumexp"] is None else given.shape("logsumexp")
+            self._cut(sums[2], [0, given.shape("query")[2]])
 
     def _bounds(self, node: fx.Node, given: Arguments) -> None:
         names, of = BOUNDS[name_of(node.target)]

@@ -22,11 +22,12 @@ from memgraph.base import compat
 from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
 from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.verify.arguments import name_of
+from memgraph.verify.attention import KERNELS
 from memgraph.verify.checks import show, signature
 from memgraph.verify.frame import History
 from memgraph.verify.inputs import input_term
 from memgraph.verify.rewrite import verify_graph
-from memgraph.verify.smaller import SIZES
+from memgraph.verify.smaller import BOUNDS, SIZES
 from memgraph.verify.terms import Term, Terms
 from memgraph.verify.trial import ROOM, Differs, Trial, graphs_of
 from memgraph.verify.walk import number
@@ -34,6 +35,8 @@ from memgraph.verify.walk import number
 # Operators that put shards together. The latter write into their first argument.
 _WRITING = ("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum")
 _TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", *_WRITING)
+# Operators whose whole numbers are sizes and places along a dimension.
+_TOLD_SIZES = frozenset((*SIZES, *BOUNDS, *KERNELS, "aten::constant_pad_nd"))
 _ADDING = ("memgraph::shard_product", *_WRITING[1:], "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
 
 
@@ -245,7 +248,8 @@ def _check_shards(region: TokenRegion, tile: fx.GraphModule, shards: int, symbol
     """Raises TileError if a tile does not run the shards that were asked for, all of them where sizes are symbolic."""
     runs = len(tile.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()))
     if not symbolic:
-        shards = math.ceil(region.tokens / math.ceil(region.tokens / min(shards, region.tokens)))
+        rows = math.ceil(region.tokens / min(shards, region.tokens))
+        shards = math.ceil(region.tokens / (math.ceil(rows / region.multiple) * region.multiple))
     if runs != shards:
         raise TileError(region, f"its tile runs {runs} shards, not {shards}")
 
@@ -306,7 +310,7 @@ def _positions(graph: fx.Graph) -> tuple[int, ...]:
     """Whole numbers around those that a mask compares with; 0 and 1 where its integers are places in a table."""
     found, calls = {0, 1}, [node for node in graph.nodes if node.op == "call_function"]
     if not any(name_of(node.target) == "aten::index" for node in calls):
-        told = [arg for node in calls if name_of(node.target) not in SIZES for arg in node.args]
+        told = [arg for node in calls if name_of(node.target) not in _TOLD_SIZES for arg in node.args]
         bounds = [arg for arg in told if isinstance(arg, int) and not isinstance(arg, bool)]
         found.update(bound + step for bound in bounds for step in (-1, 0, 1))
     return tuple(sorted(found))

@@ -19,7 +19,7 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.operators import family, qualified_name
-from memgraph.facts.tokens.kinds import COUNTERS, SIZED
+from memgraph.facts.tokens.kinds import COUNTERS, SIZED, TOLD_QUERIES
 from memgraph.facts.tokens.nodes import counts_from_zero, shape_of
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State
@@ -56,8 +56,14 @@ def shard_shape(shape: Sequence[Size], state: State, rows: Size) -> list[Size]:
     sizes = list(shape)
     for dim in state.dims[:-1]:
         sizes[dim] = 1
-    sizes[state.dims[-1]] = rows * state.factor
+    sizes[state.dims[-1]] = rows_of(state, rows)
     return sizes
+
+
+def rows_of(state: Sharded, tokens: Size) -> Size:
+    """The rows of a value that so many tokens have."""
+    rows = tokens * state.factor
+    return rows if state.multiple == 1 else -(-rows // state.multiple) * state.multiple
 
 
 def same_shape(one: Sequence[Size], other: Sequence[Size]) -> bool:
@@ -143,6 +149,8 @@ def _given(graph: fx.Graph, mode: Any, read: fx.Node, new: Mapping[fx.Node, fx.N
 def _resized(graph: fx.Graph, mode: Any, node: fx.Node, args: list[Any], state: State, rows: Size) -> list[Any]:
     """The arguments for one shard: sizes of the output are replaced by those of the shard."""
     name = qualified_name(node.target)
+    if name in TOLD_QUERIES:
+        args[TOLD_QUERIES[name]] = size(graph, mode, rows)
     if not isinstance(state, Sharded):
         return args
     if name in COUNTERS:
@@ -170,14 +178,16 @@ def is_contiguous(value: torch.Tensor) -> bool:
     return all(compat.same_size(length, 1) or compat.same_size(mine, wanted) for length, mine, wanted in steps)
 
 
-def sizes(tokens: Size, shards: int) -> list[Size]:
+def sizes(tokens: Size, shards: int, multiple: int = 1) -> list[Size]:
     """How many tokens each shard has: all the same but for the last one.
 
-    None is empty, and there are at most `shards`, where the number of tokens is known. Where it is symbolic there are
-    always `shards`, and what is left over is in the last one: of fewer tokens than shards, all.
+    None is empty, there are at most `shards`, and all but the last have a multiple of so many, where the number of
+    tokens is known. Where it is symbolic there are always `shards`, and what is left over is in the last one: of fewer
+    tokens than shards, all.
     """
     if not isinstance(tokens, int):
         return [tokens // shards] * (shards - 1) + [tokens - (shards - 1) * (tokens // shards)]
     size = math.ceil(tokens / max(1, min(shards, tokens)))
+    size = -(-size // multiple) * multiple
     full, rest = divmod(tokens, size)
     return [size] * full + ([rest] if rest else [])

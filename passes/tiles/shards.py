@@ -16,9 +16,9 @@ import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.region import TokenRegion
-from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State, apart
+from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State, apart
 from memgraph.passes.insert import call, size
-from memgraph.passes.tiles.body import Body, Size, build_body, is_contiguous, same_shape, shard_shape, sizes
+from memgraph.passes.tiles.body import Body, Size, build_body, is_contiguous, rows_of, same_shape, shard_shape, sizes
 from memgraph.passes.tiles.stored import CalledGraph
 from memgraph.runtime.tile_ops import accumulator
 
@@ -65,7 +65,7 @@ def tokens_of(nodes: Mapping[str, fx.Node], region: TokenRegion) -> Size:
     """The number of tokens in all shards, as the sizes of the graph's values say it."""
     for name in (*region.inputs, *region.forward):
         state = region.states.get(name)
-        if isinstance(state, Sharded) and state.factor == 1 and not state.spread:
+        if isinstance(state, Sharded) and state.factor == 1 and not state.spread and state.multiple == 1:
             return math.prod(shape_of(nodes[name])[dim] for dim in state.dims)
     return region.tokens
 
@@ -94,7 +94,7 @@ def build_tile(
     bodies: dict[str, tuple[str, Body]] = {}
     gathered: dict[str, fx.Node] = {}
     tokens, start = tokens_of(nodes, region), 0
-    counts = sizes(tokens, shards)
+    counts = sizes(tokens, shards, region.multiple)
     parts = {name: _cut(graph, mode, flat[name], whole[name], region.states.get(name), counts) for name in inputs}
     for rows in counts:
         slices = {
@@ -203,7 +203,7 @@ def _cut(
     if not isinstance(state, Sharded):
         yield from [flat] * len(counts)
         return
-    dim, lengths = _dim(state, shape_of(whole)), [rows * state.factor for rows in counts]
+    dim, lengths = _dim(state, shape_of(whole)), [rows_of(state, rows) for rows in counts]
     if compat.same_size(lengths[0], shape_of(flat)[dim]):
         yield flat
     elif all(isinstance(length, int) for length in lengths):
@@ -273,6 +273,8 @@ def _gather(
         if wide != part.meta["val"].dtype:
             part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
         return part if before is None else call(graph, mode, aten.add.Tensor, before, part)
+    if state == REPLICATED:  # one shard's is all shards'
+        return part if before is None else before
     assert isinstance(state, Sharded)  # a region has no other outputs
     flat = _flat(graph, mode, part, state, {})
     dim = _dim(state, shape_of(node))
@@ -280,7 +282,7 @@ def _gather(
     if order:
         flat, dim = call(graph, mode, aten.permute.default, flat, order), order.index(dim)
     if before is None:
-        length = size(graph, mode, tokens * state.factor)
+        length = size(graph, mode, rows_of(state, tokens))
         return call(graph, mode, torch.ops.memgraph.shard_whole.default, flat, dim, length)
     place = size(graph, mode, start * state.factor)
     return call(graph, mode, torch.ops.memgraph.shard_put.default, before, flat, dim, place)

@@ -9,7 +9,12 @@ import torch
 
 import memgraph
 from memgraph import runtime, simulator
+from memgraph.facts.actions import Tile
 from memgraph.machine.measure import peak_above_start
+from memgraph.verify.attention import attend
+from memgraph.verify.smaller import Sizes
+from tests.support.attention import Attention, window
+from tests.support.card_kernels import called
 from tests.support.models.sized import Shape, make
 from tests.support.models.stack import Stack
 
@@ -17,6 +22,7 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available() or simulator.here(), reason="no GPU that computes"),
 ]
+aten = torch.ops.aten
 MIB = 1024**2
 SHAPE = Shape(layers=2, hidden=256, sequence=2048, vocabulary=8192, batch=2, dropout=0.1)
 
@@ -107,6 +113,54 @@ def test_a_model_of_transformers(family, lever, dtype, scratch):
         assert abs(peak - report.above) <= 64 * 1024
         if report.budget is not None:
             assert peak <= report.budget - report.baseline
+
+
+@pytest.mark.parametrize("length", [8192, 8000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_in_shards_of_its_queries(dtype, length):
+    """By memory-efficient attention, or by cuDNN where torch prefers that."""
+    torch.manual_seed(0)
+    model = Attention(window(700), layers=2, features=64).to("cuda", dtype)
+    x, parameters = torch.randn(1, length, 128, device="cuda", dtype=dtype), list(model.parameters())
+    peaks, found = {}, []
+    for attention in (False, 4):
+        tile = {"mlp": False, "loss": False, "attention": attention}
+        call = compiled(model, {"budget": None, "tile": tile, "cache": False})
+        found.append([tensor.clone() for tensor in gradients(call, parameters, x)])
+        assert error(found[-1], found[0]) <= (1e-5 if dtype == torch.float32 else 2e-2)
+        for parameter in parameters:
+            parameter.grad = None
+        peaks[attention] = peak_above_start(lambda call=call: call(x).backward(), "cuda")
+        report = memgraph.report()
+        assert abs(peaks[attention] - report.above) <= 64 * 1024
+        assert len([d for d in report.decisions if isinstance(d.action, Tile)]) == (2 if attention else 0)
+    mask = length * length * dtype.itemsize
+    assert peaks[False] - peaks[4] > mask / 2
+
+
+@pytest.mark.parametrize("name", ["efficient", "cudnn"])
+def test_what_stands_in_for_a_kernel_of_attention_gives_what_it_gives(name):
+    """`memgraph/verify/attention.py`, by which tiles are tried on the CPU."""
+    torch.manual_seed(0)
+    forward = getattr(aten, f"_scaled_dot_product_{name}_attention").default
+    backward = getattr(aten, f"_scaled_dot_product_{name}_attention_backward").default
+    shape = (2, 4, 96, 64)
+    q, k, v, tangent = (torch.randn(shape, device="cuda").bfloat16() for _ in range(4))
+    places = torch.arange(96, device="cuda")
+    bias = torch.where(places[:, None] - places < 40, 0.0, float("-inf")).bfloat16().expand(2, 4, 96, 96)
+    given = (q, k, v, bias, True)
+    out, sums, *rest = forward(*given)
+    if name == "efficient":
+        again = (tangent, q, k, v, bias, out, sums, *rest, 0.0, [True, True, True, False])
+    else:
+        again = (tangent, q, k, v, out, sums, *rest[4:6], bias, None, None, 96, 96, 0.0, False)
+    for kernel, args, made in ((forward, given, (out, sums)), (backward, again, backward(*again)[:3])):
+        found = attend(called(kernel, *args), tuple(map(here, args)), {}, Sizes({}, {}))
+        assert error([item.cpu() for item in made], list(found[: len(made)])) < 2e-2
+
+
+def here(item: object) -> object:
+    return item.cpu() if isinstance(item, torch.Tensor) else item
 
 
 @pytest.mark.parametrize("lever", ["host", "disk", "all"])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 
-from memgraph.passes.tiles.body import sizes
+from memgraph.facts.tokens.states import Sharded
+from memgraph.passes.tiles.body import rows_of, sizes
 from tests.support.printer import golden, text
 from tests.support.splits import calls
 from tests.support.tiles import (
@@ -181,11 +184,17 @@ def test_an_uneven_last_shard_runs_a_body_of_its_own():
         assert joint.error(shards) < 1e-12
 
 
-@pytest.mark.parametrize(("tokens", "shards"), [(1, 1), (1, 8), (5, 2), (5, 8), (12, 5), (12, 12), (4096, 7)])
-def test_sizes(tokens, shards):
-    found = sizes(tokens, shards)
+@given(tokens=st.integers(1, 5000), shards=st.integers(1, 70), multiple=st.sampled_from([1, 3, 32, 64]))
+@example(1, 8, 1)
+@example(5, 8, 32)
+@example(4096, 7, 32)
+def test_sizes(tokens, shards, multiple):
+    found = sizes(tokens, shards, multiple)
     assert sum(found) == tokens and len(found) <= shards
     assert set(found[:-1]) <= {found[0]} and 0 < found[-1] <= found[0]
+    assert not any(size % multiple for size in found[:-1])
+    whole = Sharded((0,), multiple=multiple)  # filled up in each shard, it is filled up as a whole
+    assert sum(rows_of(whole, size) for size in found) == rows_of(whole, tokens)
 
 
 def test_a_sequence_shorter_than_the_number_of_shards():

@@ -27,22 +27,34 @@ Mask = Callable[..., Tensor]
 class Attention(nn.Module):
     """Layers that project hidden states and attend with one mask, made once."""
 
-    def __init__(self, mask: Mask, layers: int = 1, groups: int = HEADS, **options: object) -> None:
-        """groups: heads of keys and values."""
+    def __init__(
+        self,
+        mask: Mask,
+        layers: int = 1,
+        groups: int = HEADS,
+        attend: Callable[..., Tensor] | None = None,
+        features: int = FEATURES,
+        **options: object,
+    ) -> None:
+        """groups: heads of keys and values.  attend: in place of torch's function.  features: of each head."""
         super().__init__()
-        self.mask, self.options = mask, options
+        self.mask, self.options, self.attend, self.features = mask, options, attend, features
         # Without biases: that of the keys moves all scores of a query alike, so its gradient is rounding alone.
-        sides = (WIDTH, groups * FEATURES, groups * FEATURES, WIDTH)
+        width = HEADS * features
+        sides = (width, groups * features, groups * features, width)
         self.layers = nn.ModuleList(
-            nn.ModuleList(nn.Linear(WIDTH, side, bias=False) for side in sides) for _ in range(layers)
+            nn.ModuleList(nn.Linear(width, side, bias=False) for side in sides) for _ in range(layers)
         )
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         mask = self.mask(x, *more)
         for query, key, value, out in self.layers:
-            q, k, v = (project(x).unflatten(-1, (-1, FEATURES)).transpose(1, 2) for project in (query, key, value))
-            grouped = k.shape[1] != q.shape[1]
-            made = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped, **self.options)
+            q, k, v = (project(x).unflatten(-1, (-1, self.features)).transpose(1, 2) for project in (query, key, value))
+            if self.attend is not None:
+                made = self.attend(q, k, v, mask, **self.options)
+            else:
+                grouped = k.shape[1] != q.shape[1]
+                made = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped, **self.options)
             x = x + out(made.transpose(1, 2).flatten(-2))
         return x.square().mean()
 

@@ -10,11 +10,12 @@ may belong to several regions, and to both sides of one: each makes its own rows
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from torch import fx
 
-from memgraph.facts.costs import logical_bytes
+from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.joint import overwritten_inputs
 from memgraph.facts.operators import argument, family, qualified_name, short_name
 from memgraph.facts.tokens.graph import TokenGraph, common_path
@@ -24,34 +25,58 @@ from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State
 from memgraph.facts.views import view_base
 
-_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
-# By kernel that takes a mask, the argument that is the mask.
-MASKS = {
-    _CPU: "attn_mask",
-    "aten::_scaled_dot_product_efficient_attention": "attn_bias",
-    "aten::_scaled_dot_product_cudnn_attention": "attn_bias",
-    "aten::_scaled_dot_product_fused_attention_overrideable": "attn_bias",
-}
-# Kernels of which a part of the queries gives a part of each output, or a sum.
-KNOWN = frozenset((_CPU,))
 # All values of attention are [batch, heads, tokens, ...].
 _BY_QUERY = Sharded((2,))
-_STATES: dict[str, State] = {
-    **dict.fromkeys(("query", "grad_out", "out", "logsumexp"), _BY_QUERY),
-    **dict.fromkeys(("key", "value"), REPLICATED),
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """A kernel of attention of which a part of the queries gives a part of each output, a sum, or the same."""
+
+    mask: str
+    """The argument that is the mask."""
+    outputs: tuple[State, ...]
+    gradients: tuple[State, ...] = (_BY_QUERY, PARTIAL, PARTIAL)
+    """The outputs of its backward: of queries, keys and values."""
+    multiple: int = 1
+    """Each shard but the last has a multiple of so many queries."""
+
+    def inputs(self) -> dict[str, State]:
+        """By argument of it and its backward, how a shard reads it."""
+        return {
+            **dict.fromkeys(("query", "grad_out", "grad_out_", "out"), _BY_QUERY),
+            **dict.fromkeys(("key", "value", "philox_seed", "philox_offset"), REPLICATED),
+            "logsumexp": self.outputs[1],
+        }
+
+
+_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+# Seed and offset of dropout are what they are: without dropout no kernel reads them.
+_SEEDS = (REPLICATED, REPLICATED)
+# The sums of exponentials are filled up to whole blocks of queries, so each shard has to begin with one.
+_BLOCKS = Sharded((2,), multiple=32)
+KERNELS = {
+    _CPU: _Kernel("attn_mask", (_BY_QUERY, _BY_QUERY)),
+    "aten::_scaled_dot_product_efficient_attention": _Kernel(
+        "attn_bias", (_BY_QUERY, _BLOCKS, *_SEEDS), multiple=_BLOCKS.multiple
+    ),
+    # Between its sums and the seeds stand lengths of packed sequences and of queries and keys, which no node reads. It
+    # has kernels for whole blocks of 64 that it has not for other lengths: shards of such have them if the whole has.
+    "aten::_scaled_dot_product_cudnn_attention": _Kernel(
+        "attn_bias", (_BY_QUERY, _BY_QUERY, *[REPLICATED] * 4, *_SEEDS, REPLICATED), multiple=64
+    ),
 }
-_OUTPUTS: dict[str, tuple[State, ...]] = {
-    _CPU: (_BY_QUERY, _BY_QUERY),
-    f"{_CPU}_backward": (_BY_QUERY, PARTIAL, PARTIAL),
-}
+# Another one that takes a mask, and of which nothing else is known.
+MASKS = {name: kernel.mask for name, kernel in KERNELS.items()}
+MASKS["aten::_scaled_dot_product_fused_attention_overrideable"] = "attn_bias"
 
 
 def find_attention(
-    joint: fx.GraphModule, weights: Collection[str] = ()
+    joint: fx.GraphModule, weights: Collection[str] = (), device: str = "cpu"
 ) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
     """The regions of all calls of attention with a mask of queries x keys, and what was refused with the reason.
 
-    weights: the names of the inputs that are known to be parameters.
+    weights: the names of the inputs that are known to be parameters.  device: the kind that the step runs on.
     """
     graph = TokenGraph(joint, weights)
     overwritten = {node.name for node in overwritten_inputs(joint.graph.nodes)}
@@ -63,7 +88,7 @@ def find_attention(
         if mask is None or call in graph.backward:
             continue
         try:
-            region = _region(graph, [call, *backward.get(call, ())], mask)
+            region = _region(graph, [call, *backward.get(call, ())], mask, device)
         except MixesTokens as problem:
             what = problem.node.name if problem.node.op == "placeholder" else short_name(problem.node.target)
             refused.append(RefusedRegion(common_path([call]), problem.node.name, f"{what} {problem.reason}"))
@@ -84,17 +109,20 @@ def _mask(call: fx.Node) -> fx.Node | None:
     return mask if whole else None
 
 
-def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node) -> TokenRegion:
+def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: str) -> TokenRegion:
     """The region of a call of attention.  calls: it, and its backward.  Raises MixesTokens."""
     call = calls[0]
-    if qualified_name(call.target) not in KNOWN:
+    kernel = KERNELS.get(qualified_name(call.target))
+    if kernel is None:
         raise MixesTokens(call, "is not known to run a part of its queries")
+    if qualified_name(call.target) == _CPU and device != "cpu":
+        raise MixesTokens(call, "is the CPU's kernel: this build of torch does not know the card's")
     rows, states = Rows(), {}
     for node in calls:
         _refuse(node)
-        states[node] = _OUTPUTS[qualified_name(node.target)]
+        states[node] = kernel.outputs if node is call else kernel.gradients
         own = _mask(node)
-        for name, state in _STATES.items():
+        for name, state in kernel.inputs().items():
             read = argument(node, name)
             if isinstance(read, fx.Node):
                 rows.read(read, state, node)
@@ -119,8 +147,10 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node) -> Token
         outputs=tuple(node.name for node in graph.in_order(left)),
         states={node.name: state for node, state in (states | rows.inputs).items()},
         wide_bytes=sum(sizes),
-        row_bytes=logical_bytes(mask.meta["val"]) // shape_of(mask)[-2],  # what it is made of is fused with it
+        # What it is made of is fused with it, and a mask that is the same for all heads lies there once.
+        row_bytes=storage_span(mask.meta["val"]) // shape_of(mask)[-2],
         handed=tuple(node.name for node in graph.in_order(handed)),
+        multiple=kernel.multiple,
     )
 
 
@@ -130,6 +160,8 @@ def _refuse(call: fx.Node) -> None:
         raise MixesTokens(call, "drops weights out, and which ones depends on their place in the whole")
     if argument(call, "is_causal"):
         raise MixesTokens(call, "is told that it is causal beside its mask")
+    if any((argument(call, "grad_input_mask") or ())[3:]):
+        raise MixesTokens(call, "gives a gradient of its mask")
     if qualified_name(call.target) == _CPU:
         # The shards of its sums are put together in the type that torch says they have: 2.11 is wrong for float64.
         made, said = (value.dtype for value in call.meta["val"])
@@ -141,7 +173,7 @@ def _backward_calls(graph: TokenGraph) -> dict[fx.Node, list[fx.Node]]:
     """By call of attention, the calls of its backward: they read its sums of exponentials."""
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.backward:
-        if node.op == "call_function" and qualified_name(node.target) in _OUTPUTS:
+        if node.op == "call_function" and qualified_name(node.target).removesuffix("_backward") in KERNELS:
             for call in view_base(argument(node, "logsumexp")).all_input_nodes:
                 found.setdefault(call, []).append(node)
     return found

@@ -46,6 +46,8 @@ class TokenRegion:
     """The nodes outside between the tangent and the backward."""
     handed: tuple[str, ...] = ()
     """The outputs of its forward that its backward is given; all else of the forward it computes again."""
+    multiple: int = 1
+    """Each shard but the last has a multiple of so many tokens."""
 
     @property
     def nodes(self) -> frozenset[str]:

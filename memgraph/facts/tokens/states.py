@@ -45,6 +45,8 @@ class Sharded:
     """Of integers that are positions of rows: the order of the rows that they point to.  None for all other values."""
     spread: tuple[int, ...] = ()
     """Of an input that is the same along some of `dims`, but not along all: the sizes of `dims` in its reader."""
+    multiple: int = 1
+    """The rows are filled up to a multiple of this, in each shard as in the whole."""
 
     @property
     def crosses(self) -> bool:
