@@ -330,14 +330,14 @@ def test_sequences_of_any_length_have_few_shards():
 
 
 @pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
-def test_a_plan_for_a_card_has_no_tile_that_the_card_does_not_get():
-    """A CPU build traces the CPU's kernel; of the card's, which is another one, it does not know which."""
+@pytest.mark.parametrize("length, on_a_card", [(64, []), (100, [2]), (1000, [8])])
+def test_a_plan_for_a_card_has_the_tiles_that_the_card_gets(length, on_a_card):
+    """A CPU build traces the CPU's kernel; the card's, whichever it is, takes blocks of 64 queries."""
     with torch.device("meta"):
-        model, x = Attention(window(40)), torch.empty(2, 64, WIDTH)
-    options = {"budget": None, "tile": {"attention": 2}}
+        model, x = Attention(window(40)), torch.empty(2, length, WIDTH)
+    options = {"budget": None, "tile": {"attention": 10}}
     here = memgraph.plan(model, x, options=options, hardware="cpu", device="cpu")
     there = memgraph.plan(model, x, options=options, hardware="H100")
     shards = [[d.action.shards for d in report.decisions if isinstance(d.action, Tile)] for report in (here, there)]
-    assert shards == [[2], []]
-    assert any("is the CPU's kernel" in refusal.reason for refusal in there.refusals)
-    assert not any("is the CPU's kernel" in refusal.reason for refusal in here.refusals)
+    assert shards == [[10], on_a_card]
+    assert on_a_card or any("whole blocks of 64" in refusal.reason for refusal in there.refusals)

@@ -255,5 +255,6 @@ def test_a_length_that_is_a_symbol():
 
 def test_the_kernel_of_the_cpu_in_a_graph_for_a_card():
     graph = joint_of(Attention(window(5))).graph
-    assert find_attention(graph)[0] and not find_attention(graph, device="cuda")[0]
-    assert find_attention(windowed().graph, device="cuda")[0]
+    found = [find_attention(graph, device=device)[0][0].multiple for device in ("cpu", "cuda")]
+    assert found == [1, 64]
+    assert find_attention(windowed().graph, device="cuda")[0][0].multiple == 32

@@ -115,8 +115,8 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
     kernel = KERNELS.get(qualified_name(call.target))
     if kernel is None:
         raise MixesTokens(call, "is not known to run a part of its queries")
-    if qualified_name(call.target) == _CPU and device != "cpu":
-        raise MixesTokens(call, "is the CPU's kernel: this build of torch does not know the card's")
+    # A CPU build of torch that traces for a card writes down the CPU's kernel, in place of one of the card's.
+    stands_in = qualified_name(call.target) == _CPU and device != "cpu"
     rows, states = Rows(), {}
     for node in calls:
         _refuse(node)
@@ -150,7 +150,7 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
         # What it is made of is fused with it, and a mask that is the same for all heads lies there once.
         row_bytes=storage_span(mask.meta["val"]) // shape_of(mask)[-2],
         handed=tuple(node.name for node in graph.in_order(handed)),
-        multiple=kernel.multiple,
+        multiple=max(known.multiple for known in KERNELS.values()) if stands_in else kernel.multiple,
     )
 
 
