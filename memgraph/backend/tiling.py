@@ -26,7 +26,7 @@ from memgraph.facts.tokens.scores import find_scores
 from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.graphs import Joint, TilePlan
 from memgraph.passes.tile import call_names
-from memgraph.passes.tiles.body import sizes
+from memgraph.passes.tiles.body import Size, sizes
 from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
 from memgraph.planner.tiles import Group, Shards, least_rows, most_shards
@@ -94,10 +94,9 @@ class Tiling:
         self, regions: Sequence[TokenRegion], refused: Sequence[RefusedRegion]
     ) -> tuple[list[TokenRegion], list[RefusedRegion]]:
         """Attention without that which takes blocks of queries and has a symbol for their number."""
-        nodes = {node.name: node for node in self.joint.module.graph.nodes}
         found, kept = [], list(refused)
         for region in regions:
-            if region.multiple == 1 or isinstance(tokens_of(nodes, region), int):
+            if region.multiple == 1 or isinstance(self._tokens(region), int):
                 found.append(region)
             else:
                 reason = f"its length is a symbol, and its kernel takes blocks of {region.multiple} queries"
@@ -189,7 +188,8 @@ class Tiling:
         for i, region in enumerate(self.regions):
             request = self._request(region)
             if request is not None:
-                size = (self._length(region), region.row_bytes, len(region.forward), len(region.backward))
+                # Regions that have as many tokens at one size of the symbols alone are no equal ones.
+                size = (str(self._tokens(region)), region.row_bytes, len(region.forward), len(region.backward))
                 alike.setdefault((region.kind, size, request), []).append(i)
         groups = []
         for (kind, _, request), members in alike.items():
@@ -207,12 +207,12 @@ class Tiling:
             )
         return groups
 
-    def _length(self, region: TokenRegion) -> str:
-        """A region's tokens as an expression: regions that have as many at one size alone are no equal ones."""
+    def _tokens(self, region: TokenRegion) -> Size:
+        """A region's tokens, as an expression where they are symbolic."""
         if not self.symbols:
-            return str(region.tokens)
+            return region.tokens
         nodes = {node.name: node for node in self.joint.module.graph.nodes}
-        return str(tokens_of(nodes, region))
+        return tokens_of(nodes, region)
 
     def _most(self, place: int) -> int:
         """How many shards a region may have, whoever asks for them.
@@ -220,15 +220,14 @@ class Tiling:
         For symbolic sizes Inductor generates code that fits those of the capture: each shard has two tokens at least
         there.
         """
-        region = self.regions[place]
-        if not self.symbols:
-            return -(-region.tokens // region.multiple)
-        nodes = {node.name: node for node in self.joint.module.graph.nodes}
+        region, tokens = self.regions[place], self._tokens(self.regions[place])
+        if isinstance(tokens, int):
+            return -(-tokens // region.multiple)
         if region.kind == "attention":  # no kernel of attention takes a shard without queries
             with compat.reading_with(shortest(self.joint.module)):
-                return max(1, compat.size_hint(tokens_of(nodes, region)))
+                return max(1, compat.size_hint(tokens))
         with compat.reading_with({}):
-            return max(1, compat.size_hint(tokens_of(nodes, region)) // 2)
+            return max(1, compat.size_hint(tokens) // 2)
 
     def _request(self, region: TokenRegion) -> Request | None:
         """What the first rule that matches the region asks for, else the option; None where neither wants shards."""
@@ -255,8 +254,9 @@ class Tiling:
         """Say which masks stay whole, or in a few shards, because there are no more queries to take apart."""
         for group in (group for group in self.groups if group.kind == "attention"):
             what, least = f"tile {group.module or 'attention'}", least_rows(self.device)
-            fewest = self._most(group.regions[0]) if self.symbols else group.tokens
-            block = self.regions[group.regions[0]].multiple
+            region = self.regions[group.regions[0]]
+            known = isinstance(self._tokens(region), int)
+            fewest, block = group.tokens if known else self._most(group.regions[0]), region.multiple
             if fewest < group.tokens:
                 reason = f"its length may be {fewest}, and each shard needs a query: {fewest} shards at most"
                 self.refusals.append(Refusal(what, reason))
@@ -281,7 +281,7 @@ class Tiling:
                     self.refusals.append(Refusal(what, told))
 
     def _decision(self, region: TokenRegion, shards: int, group: Group) -> Decision:
-        action = Tile(shards if self.symbols else len(sizes(region.tokens, shards, region.multiple)))
+        action = Tile(len(sizes(self._tokens(region), shards, region.multiple)))
         why = str(group.origin) if group.origin else "its values make the peak"
         return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 

@@ -245,11 +245,12 @@ def _check_ends(call: _Call, tile: fx.GraphModule, nodes: Mapping[str, fx.Node])
 
 
 def _check_shards(region: TokenRegion, tile: fx.GraphModule, shards: int, symbolic: bool) -> None:
-    """Raises TileError if a tile does not run the shards that were asked for, all of them where sizes are symbolic."""
+    """Raises TileError if a tile does not run the shards that were asked for, all of them where these are symbolic."""
     runs = len(tile.graph.find_nodes(op="call_function", target=compat.invoke_subgraph()))
-    if not symbolic:
-        rows = math.ceil(region.tokens / min(shards, region.tokens))
-        shards = math.ceil(region.tokens / (math.ceil(rows / region.multiple) * region.multiple))
+    if symbolic and runs == shards:
+        return
+    rows = math.ceil(region.tokens / min(shards, region.tokens))
+    shards = math.ceil(region.tokens / (math.ceil(rows / region.multiple) * region.multiple))
     if runs != shards:
         raise TileError(region, f"its tile runs {runs} shards, not {shards}")
 

@@ -253,6 +253,22 @@ def test_a_length_that_is_a_symbol():
     assert any("its length is a symbol, and its kernel takes blocks of 32" in r.reason for r in plan.refusals)
 
 
+def test_a_batch_that_is_a_symbol():
+    """Its length is a number, and so is that of each shard."""
+    torch.manual_seed(0)
+    model, runner = Attention(window(40), attend=efficient), Eager(tile={"mlp": False, "loss": False, "attention": 8})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=runner)
+    for batch in (3, 5):
+        x = torch.randn(batch, LENGTH, 8)
+        torch._dynamo.mark_dynamic(x, 0)
+        want = gradients(model, model, {"x": x})
+        got = gradients(compiled, model, {"x": x})
+        assert max(float((a - b).norm() / a.norm()) for a, b in zip(want, got, strict=True)) < 1e-6
+    (plan,) = runner.planned
+    assert [d.action for d in plan.plan.decisions if isinstance(d.action, Tile)] == [Tile(4)] and not plan.refusals
+
+
 def test_the_kernel_of_the_cpu_in_a_graph_for_a_card():
     graph = joint_of(Attention(window(5))).graph
     found = [find_attention(graph, device=device)[0][0].multiple for device in ("cpu", "cuda")]
