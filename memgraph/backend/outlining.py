@@ -14,13 +14,13 @@ from memgraph.facts.joint import JointFacts
 from memgraph.facts.layers import equal_layers
 from memgraph.facts.steps import steps_of
 from memgraph.passes.graphs import OutlinePlan, Split
-from memgraph.planner.outlining import Asked, Outlining, decide, pays
+from memgraph.planner.outlining import Asked, Outlining, decide, may_pay, pays
 
 
 def with_layers(facts: JointFacts, joint: fx.GraphModule, asked: Asked, repeatable: Sequence[str]) -> JointFacts:
     """The facts of a joint graph; where its equal layers are likely to become bodies, with these: they are planned
     alike then."""
-    if asked is False:
+    if not may_pay(asked, len(joint.graph.nodes)):
         return facts
     found = equal_layers(steps_of(joint, repeatable))
     return with_alike_layers(facts, found) if pays(asked, found) else facts
@@ -36,7 +36,7 @@ def outlined(
 
     Raises VerifyError where a body does something else than its layers.
     """
-    if asked is False:
+    if not alike and not may_pay(asked, len(split.forward.graph.nodes) + len(split.backward.graph.nodes)):
         return split, Outlining()
     forward, backward = (equal_layers(steps_of(gm, repeatable)) for gm in (split.forward, split.backward))
     decided = decide(asked, forward, backward)

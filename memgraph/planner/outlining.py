@@ -66,6 +66,11 @@ def decide(asked: Asked, forward: Layers, backward: Layers) -> Outlining:
     return Outlining(forward, backward, by_itself=True)
 
 
+def may_pay(asked: Asked, operators: int) -> bool:
+    """Whether equal layers of graphs with so many operators can become bodies at all: then they are looked for."""
+    return asked is True or (asked == "auto" and operators >= LEAST_SAVED)
+
+
 def pays(asked: Asked, *graphs: Layers) -> bool:
     """Whether the equal layers of some graphs are to become bodies, as `decide` takes it."""
     operators = sum(layers.operators for layers in graphs)

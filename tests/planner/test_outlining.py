@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memgraph.facts.layers import Alone, Layers
-from memgraph.planner.outlining import LEAST_SAVED, WORTH, decide
+from memgraph.planner.outlining import LEAST_SAVED, WORTH, decide, may_pay
 
 OTHER = Alone("embedding", "add_3", 20, "embedding is another operator")
 
@@ -32,6 +32,12 @@ def test_auto_asks_whether_it_pays(asked, side, bodies):
     saved = side.operators - side.left
     assert (saved >= WORTH * side.operators) == (side is not FEW) and (saved >= LEAST_SAVED) == (side is MOST)
     assert decide(asked, side, side).bodies == bodies
+    assert bodies == 0 or may_pay(asked, 2 * side.operators)
+
+
+def test_layers_are_not_looked_for_in_graphs_that_are_too_small_for_it():
+    assert [may_pay(asked, LEAST_SAVED - 1) for asked in (False, "auto", True)] == [False, False, True]
+    assert [may_pay(asked, LEAST_SAVED) for asked in (False, "auto", True)] == [False, True, True]
 
 
 def test_what_stays_outside_is_told_where_it_was_asked_for():
