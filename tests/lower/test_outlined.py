@@ -61,7 +61,9 @@ def step(outline: bool, budget) -> tuple[list[torch.Tensor], memgraph.Report, in
 @pytest.mark.slow
 def test_a_step_is_the_same_and_its_peak_is_known():
     plain, before, _ = step(False, 0.75)
-    outlined, after, measured = step(True, 0.75)
+    # Two plans under one budget may leave more or less of it: with bodies, what the other one took is to be enough.
+    taken = 0.75 * before.above / (before.budget - before.baseline)
+    outlined, after, measured = step(True, 1.01 * taken)
     assert any(note.startswith("outlined") for note in after.notes)
     for mine, theirs in zip(outlined, plain, strict=True):  # the masks of dropout are equal, too
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
