@@ -34,7 +34,7 @@ def attend(node: fx.Node, args: tuple, kwargs: dict, sizes: Sizes) -> tuple[Any,
     query, key, value = (given(name).double() for name in ("query", "key", "value"))
     heads, groups = query.shape[1], key.shape[1]
     key, value = (item.repeat_interleave(heads // groups, 1) for item in (key, value))
-    scale = given("scale") or 1 / math.sqrt(query.shape[-1])
+    scale = 1 / math.sqrt(query.shape[-1]) if given("scale") is None else given("scale")
     scores = query @ key.mT * scale
     if (bias := given("attn_bias")) is not None:
         scores = scores + bias.double()

@@ -51,7 +51,7 @@ class _Kernel:
 
 
 _CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
-# Seed and offset of dropout are what they are: without dropout no kernel reads them.
+# Without dropout no kernel reads its seed and its offset: one shard's are all shards'.
 _SEEDS = (REPLICATED, REPLICATED)
 # The sums of exponentials are filled up to whole blocks of queries, so each shard has to begin with one.
 _BLOCKS = Sharded((2,), multiple=32)
