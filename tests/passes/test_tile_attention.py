@@ -158,6 +158,47 @@ def test_it_computes_the_same(groups):
     assert largest_error(joint, SHARDS) < CLOSE
 
 
+class Repeated(Attention):
+    """Heads that share keys and values, which are repeated as transformers does it.  dtype: of the keys before that."""
+
+    def __init__(self, mask, dtype=None, **options):
+        def attend(query, key, value, mask):
+            repeated = [
+                item[:, :, None].expand(-1, -1, 2, -1, -1).reshape(*query.shape[:2], -1, query.shape[-1])
+                for item in (key.to(dtype or key.dtype) * 2, value)
+            ]
+            return torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=mask)
+
+        super().__init__(mask, groups=1, attend=attend, **options)
+
+
+def test_heads_that_share_keys_are_summed_in_each_shard():
+    joint = joint_of(Repeated(window(5), layers=2))
+    nodes = {node.name: node for node in joint.graph.graph.nodes}
+    for region in joint.regions:
+        shapes = [tuple(nodes[name].meta["val"].shape) for name in region.outputs if name in region.backward]
+        assert shapes == [(2, 2, LENGTH, 4), *[(2, 1, 1, LENGTH, 4)] * 2]  # of queries; of keys and values, summed
+    assert largest_error(joint, SHARDS) < CLOSE
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sums_over_heads_in_bfloat16(autocast):
+    """Where keys are rotated in float32, autocast has their gradient summed in it, which stays outside of the tile."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    model, x = Repeated(window(40), dtype).to(dtype), torch.randn(1, 100, WIDTH, dtype=dtype)
+    runner = Eager(tile={"mlp": False, "loss": False, "attention": 3})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=runner)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = compiled(x)
+    loss.backward()
+    assert shards(runner.planned[-1]) == [3] and not runner.planned[-1].refusals
+    (back,) = (v for v in runner.planned[-1].facts.values if v.name.startswith("tiled_") and "backward" in v.name)
+    features = 4 * 100 * torch.bfloat16.itemsize  # of one head: two of queries, one of values, of keys two or one
+    assert back.bytes == (5 if autocast else 4) * features
+
+
 def half_empty():
     real = torch.ones(2, LENGTH, dtype=torch.int64)
     real[0, 15:] = 0

@@ -129,12 +129,14 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
         if own is not None:
             rows.follow(own)
         states |= {part: states[node][part.args[1]] for part in node.users}
-    states |= rows.members
+    ends = [part for node in calls for part in node.users]
+    ends += [node for part in ends if states[part] == PARTIAL for node in _summed_over_heads(part)]
+    states |= dict.fromkeys((node for node in ends if node not in states), PARTIAL) | rows.members
     members = graph.in_order(states)
     forward = [node for node in members if node not in graph.backward]
     backward = [node for node in members if node in graph.backward]
     handed = [part for part in call.users if not set(part.users).isdisjoint(backward)]
-    left = [part for node in calls for part in node.users if part in handed or not set(part.users) <= set(members)]
+    left = [node for node in ends if node in handed or not set(node.users) <= set(members)]
     sizes = [logical_bytes(node.meta["val"]) for node in rows.members if family(node.target) != "view"]
     reads = {read for node in members for read in node.all_input_nodes if read not in states}
     return TokenRegion(
@@ -152,6 +154,27 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
         handed=tuple(node.name for node in graph.in_order(handed)),
         multiple=max(known.multiple for known in KERNELS.values()) if stands_in else kernel.multiple,
     )
+
+
+def _summed_over_heads(gradient: fx.Node) -> list[fx.Node]:
+    """What makes one gradient of those of all heads that share keys or values; empty where each has its own.
+
+    Each shard sums over the heads first: the sum over all shards, in float32, is so much smaller. A sum that stays in a
+    longer type than the gradient's is left out: the trial would ask for that type's digits, and a shard does not have
+    them.
+    """
+    found, pending, summed, node = [], [], False, gradient
+    while len(node.users) == 1:
+        (node,) = node.users
+        name = qualified_name(node.target) if node.op == "call_function" else ""
+        ends = name in ("aten::sum", "prims::convert_element_type")
+        if not (ends or (name and family(node.target) == "view")):
+            break
+        pending.append(node)
+        summed = summed or name == "aten::sum"
+        if summed and ends and node.meta["val"].dtype == gradient.meta["val"].dtype:
+            found, pending = [*found, *pending], []
+    return found
 
 
 def _refuse(call: fx.Node) -> None:
