@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from torch import fx
 
@@ -117,7 +118,8 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
         raise MixesTokens(call, "is not known to run a part of its queries")
     # A CPU build of torch that traces for a card writes down the CPU's kernel, in place of one of the card's.
     stands_in = qualified_name(call.target) == _CPU and device != "cpu"
-    rows, states = Rows(), {}
+    rows = Rows()
+    states: dict[fx.Node, Any] = {}
     for node in calls:
         _refuse(node)
         states[node] = kernel.outputs if node is call else kernel.gradients
@@ -163,7 +165,9 @@ def _summed_over_heads(gradient: fx.Node) -> list[fx.Node]:
     longer type than the gradient's is left out: the trial would ask for that type's digits, and a shard does not have
     them.
     """
-    found, pending, summed, node = [], [], False, gradient
+    found: list[fx.Node] = []
+    pending: list[fx.Node] = []
+    summed, node = False, gradient
     while len(node.users) == 1:
         (node,) = node.users
         name = qualified_name(node.target) if node.op == "call_function" else ""
