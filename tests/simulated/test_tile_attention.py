@@ -31,7 +31,8 @@ def measured(model: Attention, x: torch.Tensor, attention: object) -> tuple[Repo
 
 
 @pytest.mark.parametrize(
-    "dtype, length, heads", [("bfloat16", 8192, 64), ("float32", 8000, 64), ("bfloat16", 8000, 192)]
+    "dtype, length, heads",
+    [pytest.param("bfloat16", 8192, 64, marks=pytest.mark.smoke), ("float32", 8000, 64), ("bfloat16", 8000, 192)],
 )
 def test_no_more_than_the_rows_of_a_shard_are_made(dtype, length, heads):
     dtype = getattr(torch, dtype)
