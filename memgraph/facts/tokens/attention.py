@@ -61,8 +61,8 @@ KERNELS = {
     "aten::_scaled_dot_product_efficient_attention": _Kernel(
         "attn_bias", (_BY_QUERY, _BLOCKS, *_SEEDS), multiple=_BLOCKS.multiple
     ),
-    # Between its sums and the seeds stand lengths of packed sequences and of queries and keys, which no node reads. Some
-    # versions of cuDNN take whole blocks of 64 alone (torch's checks of it): such shards are taken where the whole is.
+    # Between its sums and the seeds stand lengths of packed sequences and of queries and keys, which no node reads.
+    # Some versions of cuDNN take whole blocks of 64 alone (torch's checks): such shards are taken where the whole is.
     "aten::_scaled_dot_product_cudnn_attention": _Kernel(
         "attn_bias", (_BY_QUERY, _BY_QUERY, *[REPLICATED] * 4, *_SEEDS, REPLICATED), multiple=64
     ),
