@@ -34,7 +34,7 @@ class Group:
     """Equal regions, which get the same number of shards."""
 
     kind: str
-    """Of the regions: "mlp" or "loss"."""
+    """Of the regions: "mlp", "loss" or "attention"."""
 
     module: str
     """The module path of the first region."""

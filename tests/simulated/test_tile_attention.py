@@ -31,13 +31,13 @@ def measured(model: Attention, x: torch.Tensor, attention: object) -> tuple[Repo
 
 
 @pytest.mark.parametrize(
-    "dtype, length, heads",
+    "dtype, length, features",
     [pytest.param("bfloat16", 8192, 64, marks=pytest.mark.smoke), ("float32", 8000, 64), ("bfloat16", 8000, 192)],
 )
-def test_no_more_than_the_rows_of_a_shard_are_made(dtype, length, heads):
+def test_no_more_than_the_rows_of_a_shard_are_made(dtype, length, features):
     dtype = getattr(torch, dtype)
-    model = Attention(window(700), layers=2, features=heads).to("cuda", dtype)
-    x = torch.randn(1, length, 2 * heads, device="cuda", dtype=dtype)
+    model = Attention(window(700), layers=2, features=features).to("cuda", dtype)
+    x = torch.randn(1, length, 2 * features, device="cuda", dtype=dtype)
     whole, peaks = measured(model, x, False)
     assert all(abs(whole.above - peak) <= EXACT for peak in peaks)
     shards, fewer = measured(model, x, 8)

@@ -105,7 +105,7 @@ def on_the_cpu() -> Iterator[None]:
         library._destroy()
 
 
-def called(target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+def called(target: compat.OpOverload, *args: object, **kwargs: object) -> fx.Node:
     """A call with such arguments as a node of a graph, which says what it returns."""
 
     def fake(item: object) -> object:

@@ -213,7 +213,7 @@ def split_of(name: str) -> Split:
     if name not in _splits:
         module, _, how = name.partition("@")
         make, x = MODULES[module]
-        args = make(), x
+        args = make(), x.clone()  # of a tensor that was compiled for any size torch goes on making symbols
         if how == "inductor":
             _splits[name] = capture_inductor(*args)
         else:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -16,7 +17,7 @@ from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import RowOrder, Sharded, State
 from memgraph.passes import graphs
 from memgraph.passes.tile import tile
-from memgraph.verify.tiles import verify_tiles
+from memgraph.verify.tiles import TileError, verify_tiles
 from tests.support.splits import capture_inductor
 
 BATCH, LENGTH, WIDTH, WIDE, WORDS = 2, 6, 8, 32, 24  # WORDS: of the vocabulary
@@ -111,6 +112,17 @@ def joint_of(module: nn.Module, *inputs: Tensor, dtype: torch.dtype = torch.floa
         else:
             data.append(split.inputs[node.meta["desc"].idx].detach())
     return Joint(split.joint, tuple(data))
+
+
+def refusal(joint: Joint, edit: Callable[[fx.GraphModule], None], shards: int = 2, errors: tuple = (TileError,)) -> str:
+    """What the verifier says of a tiled graph, which it accepts as it is made, after an edit."""
+    tiled, told = joint.tiled(shards), [(region, shards) for region in joint.regions]
+    verify_tiles(joint.graph, tiled, told)
+    edit(tiled)
+    tiled.recompile()
+    with pytest.raises(errors) as error:
+        verify_tiles(joint.graph, tiled, told)
+    return str(error.value)
 
 
 def distance(want: Sequence[object], got: Sequence[object], floor: float = 0.0) -> float:

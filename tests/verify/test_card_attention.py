@@ -11,7 +11,7 @@ from torch import fx
 from memgraph.verify.attention import attend
 from memgraph.verify.smaller import Relations, Sizes
 from memgraph.verify.tiles import TileError, verify_tiles
-from tests.support import card_kernels
+from tests.support import card_kernels, tiles
 from tests.support.attention import Attention, Joint, joint_of, window
 from tests.support.card_kernels import called, cudnn, efficient
 from tests.support.splits import calls
@@ -143,16 +143,8 @@ def test_sums_stay_as_much_longer_as_they_are():
 # --- broken tiles -----------------------------------------------------------------------------------------
 
 
-def refusal(edit, name: str = "efficient", shards: int = 2) -> str:
-    """What the verifier says of a tiled graph after an edit."""
-    found = joint(name)
-    tiled, told = found.tiled(shards), [(region, shards) for region in found.regions]
-    verify_tiles(found.graph, tiled, told)
-    edit(tiled)
-    tiled.recompile()
-    with pytest.raises(TileError) as error:
-        verify_tiles(found.graph, tiled, told)
-    return str(error.value)
+def refusal(edit, name: str = "efficient") -> str:
+    return tiles.refusal(joint(name), edit)
 
 
 def attention(body) -> fx.Node:

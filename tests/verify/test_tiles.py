@@ -17,6 +17,7 @@ from memgraph.passes.insert import call
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles import body as bodies
 from memgraph.verify.tiles import TileError, verify_tiles
+from tests.support import tiles
 from tests.support.splits import after, calls, output, set_outputs
 from tests.support.tiles import WIDTH, WORDS, Joint, Of, floats, joint_of, labels, linear, loss, mlp
 
@@ -54,14 +55,7 @@ def layers() -> Joint:
 
 
 def refusal(joint: Joint, edit, shards: int = 2) -> str:
-    """What the verifier says of a tiled graph after an edit."""
-    tiled = joint.tiled(shards)
-    verify_tiles(joint.graph, tiled, [(region, shards) for region in joint.regions])
-    edit(tiled)
-    tiled.recompile()
-    with pytest.raises((VerifyError, TileError)) as error:
-        verify_tiles(joint.graph, tiled, [(region, shards) for region in joint.regions])
-    return str(error.value)
+    return tiles.refusal(joint, edit, shards, (VerifyError, TileError))
 
 
 def tile_call(tiled, side: str = "forward", place: int = 0):

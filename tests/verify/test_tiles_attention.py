@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from memgraph.verify.tiles import TileError, verify_tiles
+from tests.support import tiles
 from tests.support.attention import Attention, Joint, joint_of, packed, window
 from tests.support.splits import calls
 
@@ -27,17 +27,8 @@ def of_documents() -> Joint:
     return joint_of(Attention(packed), documents, length=LENGTH, dtype=torch.float32)
 
 
-def refusal(edit, joint: Joint | None = None, shards: int = 3) -> str:
-    """What the verifier says of a tiled graph after an edit."""
-    joint = joint or windowed()
-    tiled = joint.tiled(shards)
-    told = [(region, shards) for region in joint.regions]
-    verify_tiles(joint.graph, tiled, told)
-    edit(tiled)
-    tiled.recompile()
-    with pytest.raises(TileError) as error:
-        verify_tiles(joint.graph, tiled, told)
-    return str(error.value)
+def refusal(edit, joint: Joint | None = None) -> str:
+    return tiles.refusal(joint or windowed(), edit, 3)
 
 
 def made_for(body, name: str):
