@@ -230,6 +230,7 @@ class Planning:
         """The two graphs of the best choice, and what was planned.  Raises VerifyError where a rewrite is not legal."""
         plain, wanted, choice = self.chosen()
         while not self.cuts.holds(choice.variant.cut):
+            self.known.clear()  # the same shards are other tiles now
             choice = self.choose(plain, wanted)
         split, plan, outlining = self.realise(choice)
         planned = self.planned(choice, plan, plain, wanted)

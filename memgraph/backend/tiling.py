@@ -17,9 +17,10 @@ from memgraph.base.errors import PlanError
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
+from memgraph.facts.masks.reach import reach_of
 from memgraph.facts.operators import family
 from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
-from memgraph.facts.tokens.attention import find_attention
+from memgraph.facts.tokens.attention import find_attention, mask_of
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.scores import find_scores
@@ -27,9 +28,10 @@ from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.graphs import Joint, TilePlan
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import Size, sizes
+from memgraph.passes.tiles.keys import with_keys
 from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
-from memgraph.planner.tiles import Group, Shards, least_rows, most_shards
+from memgraph.planner.tiles import Group, Shards, fastest_shards, least_rows, most_shards
 from memgraph.verify.tiles import TileError
 
 
@@ -88,7 +90,17 @@ class Tiling:
             attention, kept = self._of_known_lengths(*find_attention(module, weights, self.device))
             scores, mixed = find_scores(module, weights, {name for region in regions for name in region.outputs})
             regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
-        return tuple(self._counted(regions)) if self.symbols else regions, refused
+        if not self.symbols:
+            return regions, refused
+        return tuple(self._counted(list(map(self._for_all_sizes, regions)))), refused
+
+    def _for_all_sizes(self, region: TokenRegion) -> TokenRegion:
+        """A region with the keys of its shards where a query reads these alone at any size of the symbols."""
+        if region.reach is None or not isinstance(self._tokens(region), int):
+            return _with_all_keys(region)
+        nodes = [node for node in self.joint.module.graph.nodes if node.name in region.nodes]
+        masks = {mask for node in nodes if (mask := mask_of(node)) is not None}
+        return region if all(reach_of(mask) == region.reach for mask in masks) else _with_all_keys(region)
 
     def _of_known_lengths(
         self, regions: Sequence[TokenRegion], refused: Sequence[RefusedRegion]
@@ -189,7 +201,8 @@ class Tiling:
             request = self._request(region)
             if request is not None:
                 # Regions that have as many tokens at one size of the symbols alone are no equal ones.
-                size = (str(self._tokens(region)), region.row_bytes, len(region.forward), len(region.backward))
+                nodes = len(region.forward), len(region.backward)
+                size = (str(self._tokens(region)), region.row_bytes, *nodes, region.reach)
                 alike.setdefault((region.kind, size, request), []).append(i)
         groups = []
         for (kind, _, request), members in alike.items():
@@ -200,7 +213,8 @@ class Tiling:
                     self.regions[members[0]].module,
                     tokens,
                     tuple(members),
-                    most=min(self._most(members[0]), most_shards(tokens, self.device)),
+                    most=(most := min(self._most(members[0]), most_shards(tokens, self.device))),
+                    least=min(most, self._least(self.regions[members[0]])),
                     fixed=None if request.shards is None else min(request.shards, self._most(members[0])),
                     origin=request.origin,
                 )
@@ -228,6 +242,13 @@ class Tiling:
                 return max(1, compat.size_hint(tokens))
         with compat.reading_with({}):
             return max(1, compat.size_hint(tokens) // 2)
+
+    def _least(self, region: TokenRegion) -> int:
+        """The fewest shards that the planner chooses: attention whose queries read few keys is faster in shards."""
+        if region.reach is None:
+            return 1
+        read = region.reach.before + 1 + region.reach.after
+        return fastest_shards(region.tokens, read, self.device)
 
     def _request(self, region: TokenRegion) -> Request | None:
         """What the first rule that matches the region asks for, else the option; None where neither wants shards."""
@@ -281,12 +302,19 @@ class Tiling:
                     self.refusals.append(Refusal(what, told))
 
     def _decision(self, region: TokenRegion, shards: int, group: Group) -> Decision:
-        action = Tile(len(sizes(self._tokens(region), shards, region.multiple)))
+        counts = sizes(self._tokens(region), shards, region.multiple)
+        action = Tile(len(counts))
         why = str(group.origin) if group.origin else "its values make the peak"
+        if region.reach is not None:
+            given = {region.tokens - shard.left_out for shard in with_keys(counts, region)}
+            why += f"; each shard is given {' or '.join(f'{n:,}' for n in sorted(given))} of {region.tokens:,} keys"
         return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 
     def _drop(self, problem: MixesTokens | TileError, shards: Shards) -> Shards:
-        """The shards without the group of the region that failed. The refusal is noted, the group stays untiled."""
+        """The shards to try after a region has failed.
+
+        The refusal is noted. The group stays untiled, or is tried once more with all keys where each shard had a part.
+        """
         if isinstance(problem, TileError):
             region, reason = problem.region, str(problem)
         else:
@@ -294,10 +322,22 @@ class Tiling:
             tiled = (region for region, *_ in self._tiles(shards))
             region = next(region for region in tiled if problem.node.name in region.nodes)
             reason = str(problem)
-        self.refusals.append(Refusal(f"tile {region.module or 'a region'}", reason))
         n = next(n for n, group in enumerate(self.groups) if any(self.regions[i] is region for i in group.regions))
+        what = f"tile {region.module or 'a region'}"
+        if region.reach is not None:
+            self.refusals.append(Refusal(f"the keys of {what}", f"each shard is given all of them: {reason}"))
+            members = set(self.groups[n].regions)
+            self.regions = tuple(_with_all_keys(r) if i in members else r for i, r in enumerate(self.regions))
+            self.groups[n] = dataclasses.replace(self.groups[n], least=1)
+            return shards
+        self.refusals.append(Refusal(what, reason))
         self.groups[n] = dataclasses.replace(self.groups[n], fixed=1)
         return tuple(1 if i == n else count for i, count in enumerate(shards))
+
+
+def _with_all_keys(region: TokenRegion) -> TokenRegion:
+    """The same attention, each of whose shards is given all keys."""
+    return dataclasses.replace(region, reach=None, keys={})
 
 
 def _views(node: fx.Node) -> set[fx.Node]:

@@ -23,6 +23,10 @@ from memgraph.facts.actions import Origin
 # The fewest rows of a shard. On a CPU a head and its loss took 1.04, 1.11 and 1.07 of Inductor's time in shards of 512,
 # 256 and 128 rows (docs/decisions/0007); on CUDA nothing was measured.
 LEAST_ROWS = {"cpu": 128, "cuda": 1024}
+# Where queries read a window of the keys, so many shards are as long as one window, and the pairs of queries and keys
+# that are left have to be this share of all: docs/decisions/0015-masks.md, (8).
+WINDOWS = 2
+WORTH = 0.75
 # A group that holds a smaller share of the peak is not worth a tile.
 LEAST_SHARE = 0.05
 # One step multiplies a group's shards by so much at most: what stands at the peak is known for the present number only.
@@ -48,6 +52,9 @@ class Group:
     most: int
     """The most shards that the planner may choose."""
 
+    least: int = 1
+    """The fewest shards that the planner may choose."""
+
     fixed: int | None = None
     """The number of shards where the planner may not choose it."""
 
@@ -60,7 +67,17 @@ Shards = tuple[int, ...]  # by group; 1: untiled
 
 def starting_shards(groups: Sequence[Group]) -> Shards:
     """The shards before the planner has chosen any."""
-    return tuple(group.fixed or 1 for group in groups)
+    return tuple(group.fixed or group.least for group in groups)
+
+
+def fastest_shards(tokens: int, read: int, device: str) -> int:
+    """In how many shards attention takes least time where each query reads so many keys, around its own place.
+
+    A shard's queries look at all keys that one of them reads, so shards shorter than these lose little; 1 where too few
+    pairs would be left out.
+    """
+    rows = max(least_rows(device), math.ceil(read / WINDOWS))
+    return math.ceil(tokens / rows) if rows + read <= WORTH * tokens else 1
 
 
 def most_shards(tokens: int, device: str) -> int:

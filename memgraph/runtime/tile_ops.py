@@ -4,11 +4,11 @@
     shard_put(whole, part, dim, start) -> whole         the same with one more shard in it
     shard_product(left, right) -> sum                   left @ right, summed in float32 (float64 stays)
     shard_add(sum, left, right) -> sum                  sum + left @ right
-    shard_sum(sum, part) -> sum                         sum + part, whose type may be shorter
+    shard_sum(sum, part, dim, start) -> sum             sum + part at its place, whose type may be shorter
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
-`left` is [m, k], `right` [k, n] and `sum` [m, n] of a product; `part` has the shape of the `sum` that it is added to.
-`length` is the size of `dim` in `whole`, and `start` is where in it the shard begins.
+`left` is [m, k], `right` [k, n] and `sum` [m, n] of a product; `part` has the shape of the `sum` that it is added to,
+or fewer rows along `dim`. `length` is the size of `dim` in `whole`, and `start` is where in it the shard begins.
 
 In a graph all are functional. Inductor runs `shard_put_`, `shard_add_` and `shard_sum_` instead, which write into their
 first argument: the tile pass makes chains of them, and nothing else reads that argument.
@@ -91,7 +91,8 @@ def shard_add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> t
     return total
 
 
-def shard_sum_(total: torch.Tensor, part: torch.Tensor) -> None:
+def shard_sum_(total: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int = 0) -> None:
+    total = total.narrow(dim, start, part.shape[dim])
     if total.is_cuda or total.dtype == part.dtype:
         total.add_(part)
         return
@@ -99,9 +100,9 @@ def shard_sum_(total: torch.Tensor, part: torch.Tensor) -> None:
         one.add_(other)
 
 
-def shard_sum(total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def shard_sum(total: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int = 0) -> torch.Tensor:
     total = total.clone()
-    shard_sum_(total, part)
+    shard_sum_(total, part, dim, start)
     return total
 
 
@@ -134,8 +135,8 @@ for _schema, _run, _fake in (
     ("shard_product(Tensor left, Tensor right) -> Tensor", shard_product, _product_like),
     ("shard_add(Tensor total, Tensor left, Tensor right) -> Tensor", shard_add, _same),
     ("shard_add_(Tensor(a!) total, Tensor left, Tensor right) -> ()", shard_add_, lambda *_: None),
-    ("shard_sum(Tensor total, Tensor part) -> Tensor", shard_sum, _same),
-    ("shard_sum_(Tensor(a!) total, Tensor part) -> ()", shard_sum_, lambda *_: None),
+    ("shard_sum(Tensor total, Tensor part, int dim=0, SymInt start=0) -> Tensor", shard_sum, _same),
+    ("shard_sum_(Tensor(a!) total, Tensor part, int dim=0, SymInt start=0) -> ()", shard_sum_, lambda *_: None),
     ("poison(int[] size, ScalarType dtype, Device device) -> Tensor", poison, None),
 ):
     _library.define(_schema)

@@ -21,6 +21,9 @@ from memgraph.verify.smaller import Sizes
 _EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 _CUDNN = "aten::_scaled_dot_product_cudnn_attention"
 KERNELS = frozenset((_EFFICIENT, _CUDNN, f"{_EFFICIENT}_backward", f"{_CUDNN}_backward"))
+"""Those of a card."""
+_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+ATTENTION = KERNELS | {_CPU, f"{_CPU}_backward"}
 
 
 def attend(node: fx.Node, args: tuple, kwargs: dict, sizes: Sizes) -> tuple[Any, ...]:
@@ -43,9 +46,10 @@ def attend(node: fx.Node, args: tuple, kwargs: dict, sizes: Sizes) -> tuple[Any,
         sums = scores.logsumexp(-1)
         made = (_weights(scores, sums) @ value, sums)
     else:
-        told = given("max_q")
-        if told is not None and sizes[told] != query.shape[2]:
-            raise ValueError(f"is told of {told} queries")
+        for name, held in (("max_q", query), ("max_k", key)):
+            told = given(name)
+            if told is not None and sizes[told] != held.shape[2]:
+                raise ValueError(f"is told of {told} {'queries' if held is query else 'keys'}")
         made = _gradients(given, scores, query, key, value, scale)
         batch, length = key.shape[0], key.shape[2]
         made = (made[0], *(item.view(batch, groups, -1, length, item.shape[-1]).sum(2) for item in made[1:]))

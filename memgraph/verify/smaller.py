@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import torch
 from torch import fx
 
 from memgraph.verify.arguments import Arguments, name_of, replaced, shapes
@@ -51,6 +52,7 @@ BOUNDS = {
     "aten::slice_scatter": (("start", "end"), "self"),
     "aten::slice_backward": (("start", "end"), "input_sizes"),
     "memgraph::shard_put": (("start",), "whole"),
+    "memgraph::shard_sum": (("start",), "total"),
 }
 
 
@@ -112,9 +114,9 @@ class Relations:
         for n in range(len(pads) // 2):
             size, (low, high) = old[-1 - n], pads[2 * n : 2 * n + 2]
             if low >= 0 and high >= 0:
-                self._cut(size + low + high, [0, low, low + size, size + low + high])
+                self._cut(size + low + high, [low, low + size])
             elif low <= 0 and high <= 0:
-                self._cut(size, [0, -low, size + high, size])
+                self._cut(size, [-low, size + high])
             else:
                 self.fixed.add(size)
 
@@ -187,13 +189,34 @@ class Sizes:
                 place = place_in(whole, given[bound] or 0) if bound == "start" else place_in(whole, given[bound])
                 new[bound] = self._places.get(whole, {}).get(place, place)
         elif name == "aten::constant_pad_nd":
-            new["pad"] = [int(math.copysign(self[abs(pad)], pad)) for pad in given["pad"]]
+            new["pad"] = self._pads(given.shape("self"), given["pad"])
         elif name == "aten::as_strided" and self.shape(given["size"]) != tuple(given["size"]):
             new |= {
                 "size": list(self.shape(given["size"])),
                 "stride": list(self.stride(given["size"], given["stride"])),
             }
         return replaced(node.target, args, kwargs, new)
+
+    def _pads(self, shape: Sequence[int], pads: Sequence[int]) -> list[int]:
+        """How far small dimensions are padded; below 0: cut.  shape: before, for the old sizes."""
+        found = []
+        for n in range(len(pads) // 2):
+            size, (low, high) = shape[-1 - n], pads[2 * n : 2 * n + 2]
+            if low * high < 0:
+                found += [low, high]
+                continue
+            whole = max(size, size + low + high)
+            cuts, sign = self._places.get(whole, {}), -1 if low + high < 0 else 1
+            end = whole - abs(high)
+            found += [sign * cuts.get(abs(low), abs(low)), sign * (self[whole] - cuts.get(end, end))]
+        return found
+
+    def sampled(self, whole: int) -> torch.Tensor:
+        """For each place along a small dimension, a place along the old one: of each part the ends are among them."""
+        cuts = sorted(self._places.get(whole, {0: 0, whole: self[whole]}).items())
+        steps = ((a, b - 1, y - x) for (a, x), (b, y) in itertools.pairwise(cuts))
+        parts = [torch.linspace(*step, dtype=torch.float64).round().long() for step in steps]
+        return torch.cat(parts) if parts else torch.arange(whole)
 
 
 def place_in(whole: int, place: int | None) -> int:

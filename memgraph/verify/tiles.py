@@ -21,11 +21,12 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
 from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
-from memgraph.verify.arguments import name_of
-from memgraph.verify.attention import KERNELS
+from memgraph.verify.arguments import Arguments, name_of
+from memgraph.verify.attention import ATTENTION, KERNELS
 from memgraph.verify.checks import show, signature
 from memgraph.verify.frame import History
 from memgraph.verify.inputs import input_term
+from memgraph.verify.real import Real, Unreal, real
 from memgraph.verify.rewrite import verify_graph
 from memgraph.verify.smaller import BOUNDS, SIZES
 from memgraph.verify.terms import Term, Terms
@@ -131,12 +132,16 @@ def _verify_plain(
         units = frozenset(n for n, operand in enumerate(inputs) if operand.unit)
         alike = tuple(inputs.index(operand) for operand in inputs)
         text = f"{_spell(graph)}\n{sorted(units)} {alike} {sorted(call.scaled)}\n{spelled[label]}"
+        names = tuple(operand.names[0] for operand in inputs)
+        made = _real(call, nodes, graph, tile)
+        if made is not None:
+            text = f"{text}\n{_spell(made.graph)} {[names.index(name) for name in made.names]}"
         key = hashlib.sha256(text.encode()).hexdigest()
         if key in tried:
             continue
         try:
             positions = _positions(graph) if call.region.kind == "attention" else ()
-            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room, positions).run()
+            Trial(graph, tile, units, alike, call.scaled, call.stands_for, room, positions, names, made).run()
         except Differs as problem:
             raise TileError(call.region, str(problem)) from problem
         tried.add(key)
@@ -273,7 +278,7 @@ def _check_sums(region: TokenRegion, tile: fx.GraphModule) -> None:
 def _is_written_alone(into: fx.Node) -> bool:
     """Whether a value is a sum or a whole of shards, or what one shard returns, and one operator alone reads it."""
     returned = into.target is operator.getitem and into.args[0].target is compat.invoke_subgraph()
-    made = (*_TOGETHER, "aten::add", "prims::convert_element_type")
+    made = (*_TOGETHER, "aten::add", "prims::convert_element_type", "aten::constant_pad_nd")
     return (returned or name_of(into.target) in made) and len(into.users) == 1
 
 
@@ -305,6 +310,27 @@ def _cut_out(
         new[old].meta["val"] = old.meta["val"]
     graph.output(tuple(new[nodes[name]] for name in call.stands_for))
     return graph
+
+
+def _real(call: _Call, nodes: Mapping[str, fx.Node], graph: fx.Graph, tile: fx.GraphModule) -> Real | None:
+    """What makes the positions among a call's operands, where its shards are given a part of the keys.
+
+    graph: as `_cut_out` gives it.
+    """
+    if set().union(*map(_keys, graphs_of(tile))) == _keys(graph):
+        return None
+    given = graph.find_nodes(op="placeholder")
+    of_masks = [node.target for node in given if not any(name_of(user.target) in ATTENTION for user in node.users)]
+    try:
+        return real(nodes, of_masks)
+    except Unreal as problem:
+        raise TileError(call.region, str(problem)) from problem
+
+
+def _keys(graph: fx.Graph) -> set[int]:
+    """How many keys the calls of attention in a graph have."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and name_of(node.target) in ATTENTION]
+    return {Arguments(node).shape("key")[2] for node in calls}
 
 
 def _positions(graph: fx.Graph) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.base.sizes import format_size
 from memgraph.verify.execute import DryExecution, Execution, Misfit, first_line, show_value
+from memgraph.verify.real import Real, Unreal
 from memgraph.verify.smaller import Relations, Sizes
 
 # Bytes that a trial may take; its need is known before anything is allocated.
@@ -52,6 +53,10 @@ class Trial:
     """Bytes that all values which stand at once may take."""
     positions: tuple[int, ...] = ()
     """What integers are drawn from where they make a mask: numbers that reach its bounds.  Empty: 0 and 1."""
+    inputs: tuple[str, ...] = ()
+    """The names of the inputs in the joint graph."""
+    real: Real | None = None
+    """What makes those inputs whose numbers are not drawn but computed, at their real sizes."""
 
     def run(self) -> None:
         """Raises Differs if the two differ, or cannot be tried."""
@@ -98,15 +103,28 @@ class Trial:
         values = [node.meta["val"] for node in self.tile.graph.find_nodes(op="placeholder")]
         run = Execution(sizes)
         for draw, positive in self._draws(len(values)):
+            computed = self._computed(draw)
             with compat.really(), torch.no_grad():
-                drawn = zip(self.alike, values, strict=True)
-                data = [_data(value, sizes, draw + seed, positive, self.positions) for seed, value in drawn]
+                data = [
+                    _sampled(value, sizes, computed[seed])
+                    if seed in computed
+                    else _data(value, sizes, draw + seed, positive, self.positions)
+                    for seed, value in zip(self.alike, values, strict=True)
+                ]
                 scaled = [item * TANGENT if place in self.units else item for place, item in enumerate(data)]
                 want, got = run.run(self.region, scaled), run.run(self.tile.graph, data, self.tile)
                 for place, name in enumerate(self.names):
                     _same(name, want[place], got[place] * TANGENT if place in self.scaled else got[place])
                 if not self.positions and all(bool(torch.isfinite(value).all()) for value in want):
                     return  # otherwise again with positive numbers, which have a logarithm
+
+    def _computed(self, seed: int) -> dict[int, torch.Tensor]:
+        """By position of an input, what it holds at its real sizes, where that is not drawn."""
+        try:
+            found = self.real.values(seed) if self.real is not None else {}
+        except Unreal as problem:
+            raise Differs(str(problem)) from problem
+        return {place: found[name] for place, name in enumerate(self.inputs) if name in found}
 
     def _draws(self, inputs: int) -> list[tuple[int, bool]]:
         """For each draw of data, the first of its seeds and whether its numbers are positive."""
@@ -144,6 +162,16 @@ def _data(value: torch.Tensor, sizes: Sizes, seed: int, positive: bool, position
         drawn = torch.randint(0, 2, repeated, generator=generator)
     own = item.as_strided(repeated, item.stride()).copy_(drawn)
     return own.as_strided(shape, item.stride())
+
+
+def _sampled(value: torch.Tensor, sizes: Sizes, held: torch.Tensor) -> torch.Tensor:
+    """A value at the places that small sizes stand for.  held: all of it."""
+    for dim, size in enumerate(value.shape):
+        held = held.index_select(dim, sizes.sampled(size))
+    item = _empty(value, sizes)
+    kept = [slice(0, 1 if not stride else None) for stride in item.stride()]
+    own = held[tuple(kept)]
+    return item.as_strided(own.shape, item.stride()).copy_(own).as_strided(item.shape, item.stride())
 
 
 def _same(name: str, want: torch.Tensor, got: torch.Tensor) -> None:

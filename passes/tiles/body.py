@@ -19,7 +19,7 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.operators import family, qualified_name
-from memgraph.facts.tokens.kinds import COUNTERS, SIZED, TOLD_QUERIES
+from memgraph.facts.tokens.kinds import COUNTERS, SIZED, TOLD_KEYS, TOLD_QUERIES
 from memgraph.facts.tokens.nodes import counts_from_zero, shape_of
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, MixesTokens, Sharded, State
@@ -49,7 +49,31 @@ class Body:
     """By output that is a matrix product summed over tokens, its two factors: views of exposed nodes or of inputs."""
 
 
-def shard_shape(shape: Sequence[Size], state: State, rows: Size) -> list[Size]:
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A part of the tokens, and of attention the keys that it is given."""
+
+    rows: Size
+    """How many tokens it has."""
+    start: int = 0
+    """The first key that it is given."""
+    left_out: int = 0
+    """How many keys it is not given."""
+
+    @property
+    def kind(self) -> str:
+        """A text that is equal for shards that run the same body."""
+        return f"{self.rows} {self.left_out}"
+
+    def shape(self, region: TokenRegion, name: str, whole: Sequence[Size]) -> list[Size]:
+        """What the shape of a value of the region is for this shard.  whole: its shape for all tokens."""
+        sizes = shard_shape(whole, region.states.get(name), self.rows)
+        if name in region.keys:
+            sizes[region.keys[name]] -= self.left_out
+        return sizes
+
+
+def shard_shape(shape: Sequence[Size], state: State | None, rows: Size) -> list[Size]:
     """The shape of a value for a shard of `rows` tokens."""
     if not isinstance(state, Sharded):
         return list(shape)
@@ -77,10 +101,10 @@ def build_body(
     names: Sequence[str],
     inputs: Mapping[str, Any],
     outputs: Sequence[str],
-    rows: Size,
+    shard: Shard,
     mode: Any,
 ) -> Body:
-    """The body for a shard of `rows` tokens.
+    """The body for a shard.
 
     names: the region's nodes that the body runs, in order.  inputs: by name, the shard's inputs as fake tensors, and
     symbols.  outputs: of the region, by name.  mode: the fake mode of the values.
@@ -88,7 +112,7 @@ def build_body(
     Raises MixesTokens where an operator does not run on a shard, or a value does not have the shape that the token flow
     says.
     """
-    graph = fx.Graph()
+    graph, told = fx.Graph(), f"{shard.rows} of {region.tokens} tokens"
     new: dict[fx.Node, fx.Node] = {}
     for name, value in inputs.items():
         new[nodes[name]] = made = graph.placeholder(name)
@@ -98,20 +122,19 @@ def build_body(
         node = nodes[name]
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda read: _given(graph, mode, read, new))
         state = region.states[name]
-        args = _resized(graph, mode, node, list(args), state, rows)
+        args = _resized(graph, mode, node, list(args), region, shard)
         try:
             if state == PARTIAL and qualified_name(node.target) == "aten::mean":
                 made = _share(graph, mode, node, args, kwargs)
             else:
                 made = call(graph, mode, node.target, *args, name=name, **kwargs)
         except Exception as error:  # an operator may raise anything on arguments that do not fit
-            problem = f"does not run on {rows} of {region.tokens} tokens: {type(error).__name__}"
-            raise MixesTokens(node, problem) from error
+            raise MixesTokens(node, f"does not run on {told}: {type(error).__name__}") from error
         new[node] = made
         value = made.meta["val"]
-        sliced = isinstance(state, Sharded) and isinstance(value, torch.Tensor)
-        if sliced and not same_shape(value.shape, shard_shape(shape_of(node), state, rows)):
-            raise MixesTokens(node, f"gives {list(value.shape)} for {rows} of {region.tokens} tokens")
+        sliced = isinstance(value, torch.Tensor) and (isinstance(state, Sharded) or name in region.keys)
+        if sliced and not same_shape(value.shape, shard.shape(region, name, shape_of(node))):
+            raise MixesTokens(node, f"gives {list(value.shape)} for {told}")
     exposed: dict[fx.Node, int] = {}
     values, products = {}, {}
     for name in outputs:
@@ -146,24 +169,29 @@ def _given(graph: fx.Graph, mode: Any, read: fx.Node, new: Mapping[fx.Node, fx.N
     return new[read] if read in new else size(graph, mode, read.meta["val"])
 
 
-def _resized(graph: fx.Graph, mode: Any, node: fx.Node, args: list[Any], state: State, rows: Size) -> list[Any]:
+def _resized(
+    graph: fx.Graph, mode: Any, node: fx.Node, args: list[Any], region: TokenRegion, shard: Shard
+) -> list[Any]:
     """The arguments for one shard: sizes of the output are replaced by those of the shard."""
-    name = qualified_name(node.target)
+    name, state = qualified_name(node.target), region.states[node.name]
     if name in TOLD_QUERIES:
-        args[TOLD_QUERIES[name]] = size(graph, mode, rows)
-    if not isinstance(state, Sharded):
+        args[TOLD_QUERIES[name]] = size(graph, mode, shard.rows)
+        args[TOLD_KEYS[name]] -= shard.left_out
+    if not isinstance(state, Sharded) and node.name not in region.keys:
         return args
-    if name in COUNTERS:
+    if name in COUNTERS and isinstance(state, Sharded):
         if not counts_from_zero(node):
             raise MixesTokens(node, "does not count from 0")
-        return [size(graph, mode, rows * state.factor)]
-    shape = shard_shape(shape_of(node), state, rows)
+        return [size(graph, mode, shard.rows * state.factor)]
+    shape = shard.shape(region, node.name, shape_of(node))
     if name == "aten::as_strided":
         if not is_contiguous(args[0].meta["val"]):
             raise MixesTokens(node, "picks by strides")
         args[1:3] = ([size(graph, mode, entry) for entry in steps] for steps in (shape, contiguous_strides(shape)))
     if name in SIZED:
         args[SIZED[name]] = [size(graph, mode, entry) for entry in shape]
+    if name == "aten::slice" and shard.left_out and args[1] % len(shape) == region.keys.get(node.name):
+        args[3] = shape[args[1]]  # up to the last key; `queries.py` knows that it begins with the first
     return args
 
 

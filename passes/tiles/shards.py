@@ -16,9 +16,20 @@ import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.region import TokenRegion
-from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State, apart
+from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, apart
 from memgraph.passes.insert import call, size
-from memgraph.passes.tiles.body import Body, Size, build_body, is_contiguous, rows_of, same_shape, shard_shape, sizes
+from memgraph.passes.tiles.body import (
+    Body,
+    Size,
+    build_body,
+    contiguous_strides,
+    is_contiguous,
+    rows_of,
+    same_shape,
+    shard_shape,
+    sizes,
+)
+from memgraph.passes.tiles.keys import add_keys, cut_keys, with_keys
 from memgraph.passes.tiles.stored import CalledGraph
 from memgraph.runtime.tile_ops import accumulator
 
@@ -96,36 +107,37 @@ def build_tile(
     tokens, start = tokens_of(nodes, region), 0
     counts = sizes(tokens, shards, region.multiple)
     parts = {name: _cut(graph, mode, flat[name], whole[name], region.states.get(name), counts) for name in inputs}
-    for rows in counts:
+    shares = with_keys(counts, region)
+    if not any(shard.left_out for shard in shares):
+        region = dataclasses.replace(region, reach=None, keys={})
+    for shard in shares:
         slices = {
-            name: _shaped(graph, mode, next(parts[name]), whole[name], region.states.get(name), rows) for name in inputs
+            name: _shaped(graph, mode, part, whole[name], region.states.get(name), shard.rows)
+            for name, part in cut_keys(graph, mode, parts, region, shard)
         }
-        if str(rows) not in bodies:
+        if shard.kind not in bodies:
             given = {name: node.meta["val"] for name, node in slices.items()}
-            body = build_body(nodes, region, names, given, outputs, rows, mode)
-            bodies[str(rows)] = (f"body_{len(bodies)}", body)
-            root.add_module(bodies[str(rows)][0], body.module)
-        label, body = bodies[str(rows)]
+            body = build_body(nodes, region, names, given, outputs, shard, mode)
+            bodies[shard.kind] = (f"body_{len(bodies)}", body)
+            root.add_module(bodies[shard.kind][0], body.module)
+        label, body = bodies[shard.kind]
         found = _run(graph, mode, label, body, slices)
         for name in outputs:
             before = gathered.get(name)
             if name in body.products:
                 factors = [_again(graph, mode, factor, found) for factor in body.products[name]]
-                gathered[name] = (
-                    call(graph, mode, torch.ops.memgraph.shard_product.default, *factors)
-                    if before is None
-                    else call(graph, mode, torch.ops.memgraph.shard_add.default, before, *factors)
-                )
+                gathered[name] = _multiply(graph, mode, before, factors)
+            elif name in region.keys:
+                part, order = found[body.exposed[body.values[name]]], _inward(nodes[name].meta["val"])
+                gathered[name] = add_keys(graph, mode, before, part, order, region.keys[name], shard)
             else:
                 part = found[body.exposed[body.values[name]]]
-                if before is not None and region.kind == "attention" and region.states[name] == PARTIAL:
-                    # As large as the keys or the values: not added up where they are, there would be three of each.
-                    made = call(graph, mode, torch.ops.memgraph.shard_sum.default, before, part)
-                else:
-                    made = _gather(graph, mode, before, part, nodes[name], region.states[name], tokens, start)
-                gathered[name] = made
-        start += rows
-    results = [_finish(graph, mode, gathered[name], nodes[name], region.states[name]) for name in outputs]
+                gathered[name] = _gather(graph, mode, before, part, nodes[name], region, tokens, start)
+        start += shard.rows
+    results = [
+        _finish(graph, mode, gathered[name], nodes[name], region.states[name], along_keys=name in region.keys)
+        for name in outputs
+    ]
     graph.output(tuple(results))
     return CalledGraph(root, graph)
 
@@ -169,14 +181,15 @@ def _side_by_side(state: Sharded, rank: int) -> list[int]:
     return [*(dim for dim in range(last) if dim not in state.dims), *state.dims, *range(last + 1, rank)]
 
 
-def _inward(value: torch.Tensor, state: State) -> list[int]:
-    """The dimensions of a value that is put together, from the outermost in memory to the innermost.
-
-    Empty where that is their order, and where the tokens run along several of them, which `_flat` puts in order.
-    """
-    if not isinstance(state, Sharded) or len(state.dims) > 1 or is_contiguous(value):
+def _inward(value: torch.Tensor) -> list[int]:
+    """The dimensions of a value, from the outermost in memory to the innermost; empty where that is their order."""
+    if same_shape(value.stride(), contiguous_strides(value.shape)):
         return []
-    return sorted(range(value.dim()), key=lambda dim: (-compat.size_hint(value.stride(dim)), dim))
+    # Of two dimensions with one stride, that of length 1 is inside.
+    return sorted(
+        range(value.dim()),
+        key=lambda dim: (-compat.size_hint(value.stride(dim)), compat.same_size(value.shape[dim], 1), dim),
+    )
 
 
 def _dim(state: Sharded, shape: Sequence[int]) -> int:
@@ -257,17 +270,28 @@ def _again(graph: fx.Graph, mode: Any, factor: fx.Node, found: dict[fx.Node, fx.
     return found[factor]
 
 
+def _multiply(graph: fx.Graph, mode: Any, before: fx.Node | None, factors: Sequence[fx.Node]) -> fx.Node:
+    """Add one more shard's product, or begin with it."""
+    if before is None:
+        return call(graph, mode, torch.ops.memgraph.shard_product.default, *factors)
+    return call(graph, mode, torch.ops.memgraph.shard_add.default, before, *factors)
+
+
 def _gather(
     graph: fx.Graph,
     mode: Any,
     before: fx.Node | None,
     part: fx.Node,
     node: fx.Node,
-    state: Any,
+    region: TokenRegion,
     tokens: Size,
     start: Size,
 ) -> fx.Node:
     """Put one more shard of an output into its place, or add it.  tokens: in all shards.  start: tokens before it."""
+    state = region.states[node.name]
+    if state == PARTIAL and before is not None and region.kind == "attention":
+        # As large as the keys or the values: not added up where they are, there would be three of each.
+        return call(graph, mode, torch.ops.memgraph.shard_sum.default, before, part)
     if state == PARTIAL:
         wide = accumulator(part.meta["val"].dtype)
         if wide != part.meta["val"].dtype:
@@ -278,7 +302,7 @@ def _gather(
     assert isinstance(state, Sharded)  # a region has no other outputs
     flat = _flat(graph, mode, part, state, {})
     dim = _dim(state, shape_of(node))
-    order = _inward(node.meta["val"], state)
+    order = _inward(node.meta["val"]) if len(state.dims) == 1 else []  # else `_flat` puts them in order
     if order:
         flat, dim = call(graph, mode, aten.permute.default, flat, order), order.index(dim)
     if before is None:
@@ -288,15 +312,20 @@ def _gather(
     return call(graph, mode, torch.ops.memgraph.shard_put.default, before, flat, dim, place)
 
 
-def _finish(graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: Any) -> fx.Node:
-    """An output with the shape, dtype and strides that it had.  Raises MixesTokens where the strides differ."""
+def _finish(
+    graph: fx.Graph, mode: Any, result: fx.Node, node: fx.Node, state: Any, *, along_keys: bool = False
+) -> fx.Node:
+    """An output with the shape, dtype and strides that it had.  Raises MixesTokens where the strides differ.
+
+    along_keys: whether it was put together by `add_keys`.
+    """
     old = node.meta["val"]
     if isinstance(state, Sharded) and apart(state, old.shape):
         order = _side_by_side(state, old.dim())
         shape = _sized(graph, mode, [old.shape[dim] for dim in order])
         result = call(graph, mode, aten.view.default, result, shape)
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
-    elif order := _inward(old, state):
+    elif (along_keys or isinstance(state, Sharded) and len(state.dims) == 1) and (order := _inward(old)):
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
     if not same_shape(shape_of(result), old.shape):
         result = call(graph, mode, aten.view.default, result, _sized(graph, mode, old.shape))
@@ -317,7 +346,7 @@ def signature(
 ) -> str:
     """A text: where it is equal, `build_tile` builds equal tiles. It costs less than to build them."""
     place = {nodes[name]: f"%{n}" for n, name in enumerate((*inputs, *names))}
-    lines = [f"{shards} {region.tokens}"]
+    lines = [f"{shards} {region.tokens} {region.reach} {[region.keys.get(name) for name in (*inputs, *names)]}"]
     for name in (*inputs, *names):
         node = nodes[name]
         does = "" if name in inputs else _line(node, place)

@@ -11,7 +11,15 @@ import memgraph
 from memgraph import BudgetError, OptionsError
 from memgraph.base import compat
 from memgraph.facts.actions import Rule, Tile
-from memgraph.planner.tiles import LEAST_ROWS, LEAST_SHARE, Group, most_shards, next_shards, starting_shards
+from memgraph.planner.tiles import (
+    LEAST_ROWS,
+    LEAST_SHARE,
+    Group,
+    fastest_shards,
+    most_shards,
+    next_shards,
+    starting_shards,
+)
 from tests.support.lanes import slow_but
 from tests.support.models import Loss
 
@@ -26,6 +34,30 @@ def test_nothing_is_tiled_before_anything_is_chosen():
     assert starting_shards([MLP, LOSS]) == (1, 1)
     assert starting_shards([MLP, FIXED]) == (1, 4)
     assert starting_shards([]) == ()
+
+
+WINDOW = Group("attention", "layers.0.self_attn", 4096, (0,), most=32, least=16)
+
+
+def test_attention_with_a_window_begins_in_shards():
+    assert starting_shards([MLP, WINDOW]) == (1, 16)
+    assert next_shards([MLP, WINDOW], (1, 16), {1: 500}, peak=1000, limit=600) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "read", "shards"),
+    [
+        (4096, 512, 16),  # half a window each
+        (4096, 1024, 8),
+        (4096, 100, 32),  # a shard keeps 128 rows
+        (4096, 2048, 4),
+        (4096, 2049, 1),  # three quarters of all pairs would be left
+        (4100, 512, 17),
+        (128, 16, 1),
+    ],
+)
+def test_shards_are_as_long_as_half_a_window(tokens, read, shards):
+    assert fastest_shards(tokens, read, "cpu") == shards
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -59,6 +59,21 @@ def test_a_shard_without_tokens_adds_nothing(dtype):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_part_of_the_rows_is_added_at_its_place(dtype, device):
+    generator = torch.Generator().manual_seed(0)
+    part = torch.randn(2, 3, 5, 4, generator=generator).to(device, dtype)
+    total = torch.randn(2, 3, 9, 4, generator=generator).to(device, tile_ops.accumulator(dtype))
+    want = total.clone()
+    want[:, :, 3:8] += part
+    assert torch.equal(tile_ops.shard_sum(total, part, 2, 3), want) and not torch.equal(total, want)
+    tile_ops.shard_sum_(total, part, 2, 3)
+    assert torch.equal(total, want)
+    held = peak_above_start(lambda: tile_ops.shard_sum_(total, part, 2, 3), device)
+    assert held == tile_ops.sum_scratch(part.shape, dtype, device == "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parts_add_up_where_the_sum_is(dtype, device):
     """Sum and part lie in another order than their dimensions, as gradients of attention do."""
     generator = torch.Generator().manual_seed(0)

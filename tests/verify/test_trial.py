@@ -52,20 +52,20 @@ def rounded() -> Joint:
     return joint_of(mlp(), floats().detach().bfloat16(), dtype=torch.bfloat16)
 
 
-def swapped(graph, mode, node, args, state, rows):
-    args = bodies_resized(graph, mode, node, args, state, rows)
+def swapped(graph, mode, node, args, region, shard):
+    args = bodies_resized(graph, mode, node, args, region, shard)
     return [args[1], args[0], *args[2:]] if short_name(node.target) == "sub" else args
 
 
-def without_scale(graph, mode, node, args, state, rows):
-    args = bodies_resized(graph, mode, node, args, state, rows)
+def without_scale(graph, mode, node, args, region, shard):
+    args = bodies_resized(graph, mode, node, args, region, shard)
     return [args[0], 1.0] if short_name(node.target) == "mul" and args[1] == 0.3 else args
 
 
-def rowless(graph, mode, before, part, node, state, tokens, start):
-    if isinstance(state, Sharded) and start:
+def rowless(graph, mode, before, part, node, region, tokens, start):
+    if isinstance(region.states[node.name], Sharded) and start:
         return before
-    return tile_graph_gather(graph, mode, before, part, node, state, tokens, start)
+    return tile_graph_gather(graph, mode, before, part, node, region, tokens, start)
 
 
 def first_tangent(graph, mode, flat, whole, state, counts):

@@ -23,7 +23,7 @@ from memgraph.facts.masks.conditions import Condition, TooIntricate, at_least, e
 from memgraph.facts.masks.entries import Cases, Entries, aligned, inside
 from memgraph.facts.masks.linear import Linear, variable
 from memgraph.facts.masks.rules import RULES
-from memgraph.facts.masks.trace import NotKnown, Trace
+from memgraph.facts.masks.trace import NotKnown, traced
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 # The arguments of attention, in order, with what they are where they are not given.
@@ -113,7 +113,7 @@ def _of_the_mask(mask: fx.Node, queries: Any, keys: Any) -> str:
     if not compat.same_size(queries, keys):
         return f"{queries} queries read {keys} keys"
     try:
-        trace = Trace(mask)
+        trace = traced(mask)
         return _differs(Entries(trace, RULES), trace.output, queries)
     except NotKnown as problem:
         return f"not proven to be causal: {problem}"

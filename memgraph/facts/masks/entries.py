@@ -38,8 +38,9 @@ LARGEST = 1 << 47
 class Entries:
     """The entries of the tensors of a trace.  Methods raise NotKnown, and TooIntricate, where one is not known."""
 
-    def __init__(self, trace: Trace, rules: dict[str, Rule]) -> None:
-        self.trace, self.rules = trace, rules
+    def __init__(self, trace: Trace, rules: dict[str, Rule], *, with_data: bool = False) -> None:
+        """with_data: a truth value or a whole number that is not known may be any, and is no reason to raise."""
+        self.trace, self.rules, self.with_data = trace, rules, with_data
         self._known: dict[tuple, Entry] = {}
         self._sizes = self._bounds()
         self._fresh = 0
@@ -62,8 +63,18 @@ class Entries:
         """What stands at a place of a tensor."""
         key = (id(tensor), place, within)
         if key not in self._known:
-            self._known[key] = self._settled(self._entry(tensor, place, within), tensor.dtype, within)
+            self._known[key] = self._found(tensor, place, within)
         return self._known[key]
+
+    def _found(self, tensor: torch.Tensor, place: Place, within: Within) -> Entry:
+        try:
+            return self._settled(self._entry(tensor, place, within), tensor.dtype, within)
+        except NotKnown:
+            if not self.with_data or tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                raise
+        # A variable that nothing else has: a proof holds for all that it may be.
+        number = self.fresh()
+        return at_least(number) if tensor.dtype is torch.bool else ((True, number),)
 
     def condition(self, given: Any, place: Place, within: Within) -> Condition:
         """When an operand, a tensor or a number, is true."""

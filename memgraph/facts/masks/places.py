@@ -7,8 +7,19 @@ from typing import Any
 import torch
 
 from memgraph.base import compat
-from memgraph.facts.masks.conditions import at_least, every, possible
-from memgraph.facts.masks.entries import Cases, Entries, Entry, Place, Rule, Within, aligned, as_cases, one_of
+from memgraph.facts.masks.conditions import at_least, every, negated, possible
+from memgraph.facts.masks.entries import (
+    Cases,
+    Entries,
+    Entry,
+    Place,
+    Rule,
+    Within,
+    aligned,
+    as_cases,
+    converted,
+    one_of,
+)
 from memgraph.facts.masks.linear import Linear, size, whole
 from memgraph.facts.masks.trace import Call, NotKnown
 
@@ -107,6 +118,24 @@ def _concatenate(entries: Entries, call: Call, place: Place, within: Within) -> 
     return one_of(parts, call.output.dtype)
 
 
+def _pad(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
+    """Places that are added, or taken away, at the ends of dimensions, the last dimension first."""
+    source, pads = call.arguments["self"], call.arguments["pad"]
+    moved, here = list(place), []
+    for n in range(len(pads) // 2):
+        dim, low = source.dim() - 1 - n, pads[2 * n]
+        if not isinstance(low, int):
+            raise NotKnown("it is padded by a symbol")
+        moved[dim] = place[dim] - low
+        here += [at_least(moved[dim]), at_least(size(source.shape[dim]), moved[dim] + 1)]
+    parts: list[tuple[Any, Entry]] = []
+    if possible(*within, *here):
+        parts.append((every(*here), entries.at(source, tuple(moved), (*within, *here))))
+    filled = entries.cases(call.arguments["value"], (), within)
+    parts.append((negated(every(*here)), converted(filled, call.output.dtype)))
+    return one_of(parts, call.output.dtype)
+
+
 def _index(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
     """Picks by tensors of places: `x[batch, None, places]`."""
     source, indices = call.arguments["self"], list(call.arguments["indices"])
@@ -177,6 +206,7 @@ PLACES: dict[str, Rule] = {
     "slice": _slice,
     "select": _select,
     "cat": _concatenate,
+    "constant_pad_nd": _pad,
     "index": _index,
     "index_select": _index_select,
     "view": _reshape,

@@ -82,7 +82,8 @@ def _exclusive(one: Condition, other: Condition) -> Condition:
 
 def _same(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
     """Copies, and conversions to another type."""
-    return converted(_operand(entries, call, "self", place, within), call.output.dtype)
+    name = "a" if "a" in call.arguments else "self"
+    return converted(_operand(entries, call, name, place, within), call.output.dtype)
 
 
 def _arithmetic(function: Callable[[Number, Number], Number], reverse: bool = False) -> Rule:
@@ -244,5 +245,9 @@ _RULES |= dict.fromkeys(("bitwise_and", "logical_and"), _logical(every))
 _RULES |= dict.fromkeys(("bitwise_or", "logical_or"), _logical(some))
 _RULES |= dict.fromkeys(("bitwise_xor", "logical_xor"), _logical(_exclusive))
 _RULES |= dict.fromkeys(("bitwise_not", "logical_not"), _logical(negated))
-RULES: dict[str, Rule] = {f"aten::{name}": rule for name, rule in (_RULES | PLACES).items()}
+RULES: dict[str, Rule] = {
+    **{f"aten::{name}": rule for name, rule in (_RULES | PLACES).items()},
+    "prims::iota": _arange,
+    "prims::convert_element_type": _same,
+}
 """By the name of an operator, without its overload."""

@@ -6,7 +6,7 @@ Dynamo's graph holds what Python wrote: `x[:, None]`, `x.expand(...)`, `torch.di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,49 +38,59 @@ class Call:
         return self.operator._schema.name
 
 
+@dataclass
 class Trace:
     """The operators that make one tensor."""
 
-    def __init__(self, node: fx.Node) -> None:
-        """Raises NotKnown where the operators cannot be run again, or something is written in place."""
-        self.calls: dict[int, Call] = {}
-        """By the identity of its output, which the call keeps alive."""
-        self.names: dict[int, str] = {}
-        """By identity of a tensor that the graph is given, its name."""
-        self._kept: list[Any] = []
-        cone = _cone(node)
-        mode = compat.fake_mode_of([part.meta.get("example_value") for part in cone])
-        if mode is None:
-            raise NotKnown("its shape is not known")
-        _refuse_writes(node.graph, cone)
-        values: dict[fx.Node, Any] = {}
-        with compat.propagating(mode), _Recorder(self.calls):
-            for part in cone:
-                values[part] = self._value(part, values)
-        self.output: torch.Tensor = values[node]
+    output: torch.Tensor
+    calls: dict[int, Call]
+    """By the identity of its output, which the call keeps alive."""
+    names: dict[int, str]
+    """By identity of a tensor that the graph is given, its name."""
+    kept: list[Any]
+    """Values that live as long as the trace, so that no other has their identity."""
 
-    def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """What a node holds, computed from what others hold."""
-        seen = node.meta.get("example_value")
-        if is_given(node):
-            self.names[id(seen)] = node.name
-            self._kept.append(seen)
-            return seen
-        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-        try:
-            if node.op == "call_method":
-                found = getattr(args[0], node.target)(*args[1:], **kwargs)
+
+def traced(node: fx.Node) -> Trace:
+    """What makes a tensor of Dynamo's graph.
+
+    Raises NotKnown where the operators cannot be run again, or something is written in place.
+    """
+    cone = _cone(node)
+    mode = compat.fake_mode_of([part.meta.get("example_value") for part in cone])
+    if mode is None:
+        raise NotKnown("its shape is not known")
+    _refuse_writes(node.graph, cone)
+    calls: dict[int, Call] = {}
+    names: dict[int, str] = {}
+    values: dict[fx.Node, Any] = {}
+    with compat.propagating(mode), _Recorder(calls):
+        for part in cone:
+            if is_given(part):
+                values[part] = part.meta.get("example_value")
+                names[id(values[part])] = part.name
             else:
-                found = node.target(*args, **kwargs)
-        except NotKnown:
-            raise
-        except Exception as error:
-            # Without the error's text, which may hold addresses: a report says the same in every run.
-            raise NotKnown(f"{node.name} cannot be run again ({type(error).__name__})") from error
-        self._kept.append(found)
-        if isinstance(seen, torch.Tensor) and not _alike(seen, found):
-            raise NotKnown(f"{node.name} is another tensor when it is run again")
-        return found
+                values[part] = _run_again(part, values)
+    return Trace(values[node], calls, names, list(values.values()))
+
+
+def _run_again(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """What a node holds, computed from what others hold."""
+    seen = node.meta.get("example_value")
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    try:
+        if node.op == "call_method":
+            found = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            found = node.target(*args, **kwargs)
+    except NotKnown:
+        raise
+    except Exception as error:
+        # Without the error's text, which may hold addresses: a report says the same in every run.
+        raise NotKnown(f"{node.name} cannot be run again ({type(error).__name__})") from error
+    if isinstance(seen, torch.Tensor) and not _alike(seen, found):
+        raise NotKnown(f"{node.name} is another tensor when it is run again")
+    return found
 
 
 class _Recorder(compat.operator_mode()):  # type: ignore[misc]
@@ -97,14 +107,14 @@ class _Recorder(compat.operator_mode()):  # type: ignore[misc]
                 raise NotKnown(f"{operator._schema.name} writes in place")
             if torch.Tag.nondeterministic_seeded in operator.tags:
                 raise NotKnown(f"{operator._schema.name} draws random numbers")
-            given = _named(operator, args, kwargs or {})
+            given = named(operator, args, kwargs or {})
             for output in compat.tree_leaves(found):
                 if isinstance(output, torch.Tensor) and not any(output is value for value in given.values()):
                     self.calls[id(output)] = Call(operator, given, output)
         return found
 
 
-def _named(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operator, by name."""
     found = {}
     for place, known in enumerate(operator._schema.arguments):

@@ -5,29 +5,33 @@
 
 A region has the attention, its backward, and what makes the mask of thin values (`queries.py`). Its tokens are the
 queries: keys and values are the same for all shards, and their gradients are sums over the shards. What makes the mask
-may belong to several regions, and to both sides of one: each makes its own rows.
+may belong to several regions, and to both sides of one: each makes its own rows. Where no query may read keys that are
+far away (a window), a shard is given the keys alone that its queries may read.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import fx
 
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.joint import overwritten_inputs
+from memgraph.facts.masks.reach import Reach, reach_of
 from memgraph.facts.operators import argument, family, qualified_name, short_name
 from memgraph.facts.tokens.graph import TokenGraph, common_path
 from memgraph.facts.tokens.nodes import shape_of
-from memgraph.facts.tokens.queries import Rows
+from memgraph.facts.tokens.queries import Rows, keys_after
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, State
 from memgraph.facts.views import view_base
 
 # All values of attention are [batch, heads, tokens, ...].
-_BY_QUERY = Sharded((2,))
+_TOKENS = 2
+_BY_QUERY = Sharded((_TOKENS,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +88,13 @@ def find_attention(
     backward = _backward_calls(graph)
     regions: list[TokenRegion] = []
     refused: list[RefusedRegion] = []
+    known = functools.cache(reach_of)  # layers share a mask
     for call in graph.nodes:
-        mask = _mask(call)
+        mask = mask_of(call)
         if mask is None or call in graph.backward:
             continue
         try:
-            region = _region(graph, [call, *backward.get(call, ())], mask, device)
+            region = _region(graph, [call, *backward.get(call, ())], mask, device, known)
         except MixesTokens as problem:
             what = problem.node.name if problem.node.op == "placeholder" else short_name(problem.node.target)
             refused.append(RefusedRegion(common_path([call]), problem.node.name, f"{what} {problem.reason}"))
@@ -102,7 +107,7 @@ def find_attention(
     return tuple(regions), tuple(refused)
 
 
-def _mask(call: fx.Node) -> fx.Node | None:
+def mask_of(call: fx.Node) -> fx.Node | None:
     """The mask of a call of attention, or of its backward, if it has an entry for each query and key."""
     name = qualified_name(call.target).removesuffix("_backward") if call.op == "call_function" else ""
     mask = argument(call, MASKS[name]) if name in MASKS else None
@@ -110,8 +115,14 @@ def _mask(call: fx.Node) -> fx.Node | None:
     return mask if whole else None
 
 
-def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: str) -> TokenRegion:
-    """The region of a call of attention.  calls: it, and its backward.  Raises MixesTokens."""
+def _region(
+    graph: TokenGraph,
+    calls: Sequence[fx.Node],
+    mask: fx.Node,
+    device: str,
+    known: Callable[[fx.Node], Reach | None],
+) -> TokenRegion:
+    """The region of a call of attention.  calls: it, and its backward.  known: `reach_of`.  Raises MixesTokens."""
     call = calls[0]
     kernel = KERNELS.get(qualified_name(call.target))
     if kernel is None:
@@ -123,16 +134,19 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
     for node in calls:
         _refuse(node)
         states[node] = kernel.outputs if node is call else kernel.gradients
-        own = _mask(node)
+        own = mask_of(node)
         for name, state in kernel.inputs().items():
             read = argument(node, name)
             if isinstance(read, fx.Node):
-                rows.read(read, state, node)
+                rows.read(read, state, node, _TOKENS if name in ("key", "value") else -1)
         if own is not None:
             rows.follow(own)
         states |= {part: states[node][part.args[1]] for part in node.users}
     ends = [part for node in calls for part in node.users]
-    ends += [node for part in ends if states[part] == PARTIAL for node in _summed_over_heads(part)]
+    for gradient in [part for part in ends if states[part] == PARTIAL]:
+        summed = _summed_over_heads(gradient)
+        _note_keys(rows, [gradient, *summed])
+        ends += summed
     states |= dict.fromkeys((node for node in ends if node not in states), PARTIAL) | rows.members
     members = graph.in_order(states)
     forward = [node for node in members if node not in graph.backward]
@@ -141,6 +155,7 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
     left = [node for node in ends if node in handed or not set(node.users) <= set(members)]
     sizes = [logical_bytes(node.meta["val"]) for node in rows.members if family(node.target) != "view"]
     reads = {read for node in members for read in node.all_input_nodes if read not in states}
+    reach = None if rows.all_keys or any(mask_of(node) not in (mask, None) for node in calls) else known(mask)
     return TokenRegion(
         kind="attention",
         module=common_path([call]),
@@ -154,8 +169,19 @@ def _region(graph: TokenGraph, calls: Sequence[fx.Node], mask: fx.Node, device: 
         # What it is made of is fused with it, and a mask that is the same for all heads lies there once.
         row_bytes=storage_span(mask.meta["val"]) // shape_of(mask)[-2],
         handed=tuple(node.name for node in graph.in_order(handed)),
-        multiple=max(known.multiple for known in KERNELS.values()) if stands_in else kernel.multiple,
+        multiple=max(other.multiple for other in KERNELS.values()) if stands_in else kernel.multiple,
+        reach=reach,
+        keys={} if reach is None else {node.name: dim for node, dim in rows.keys.items() if dim >= 0},
     )
+
+
+def _note_keys(rows: Rows, chain: Sequence[fx.Node]) -> None:
+    """Note along which dimension the keys of a gradient run, and of those that are made of it one after the other."""
+    keys = _TOKENS
+    for node in chain:
+        keys = keys if node is chain[0] else keys_after(node, keys)
+        rows.all_keys |= keys < 0
+        rows.has_keys(node, keys)
 
 
 def _summed_over_heads(gradient: fx.Node) -> list[fx.Node]:

@@ -26,8 +26,9 @@ SIZED = {
     )
     for name in names.split()
 }
-# Where an operator is told how many queries it has: the place of that argument.
+# Where an operator is told how many queries and how many keys it has: the places of these arguments.
 TOLD_QUERIES = {"aten::_scaled_dot_product_cudnn_attention_backward": 11}
+TOLD_KEYS = {"aten::_scaled_dot_product_cudnn_attention_backward": 12}
 # Operators whose output has a row for each row of their inputs, although torch does not tag them pointwise.
 SAME_SHAPE = aten_names("clone _to_copy where rsqrt copy lift_fresh_copy zeros_like ones_like full_like empty_like")
 SAME_SHAPE |= frozenset(("prims::convert_element_type", "prims::fma", "prims::device_put"))

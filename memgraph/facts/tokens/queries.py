@@ -52,11 +52,20 @@ class Rows:
     """The values with an entry for each query and key."""
     inputs: dict[fx.Node, State] = dataclasses.field(default_factory=dict)
     """The thin values that these are made of."""
+    keys: dict[fx.Node, int] = dataclasses.field(default_factory=dict)
+    """The dimension that the keys run along; below 0 where a value has none."""
+    all_keys: bool = False
+    """Whether some operator needs all keys: a shard may not be given a part of them."""
 
-    def read(self, node: fx.Node, state: State, reader: fx.Node) -> None:
-        """Note that a value comes from outside, in a state."""
+    def read(self, node: fx.Node, state: State, reader: fx.Node, keys: int = -1) -> None:
+        """Note that a value comes from outside, in a state.  keys: its dimension of keys."""
         if self.inputs.setdefault(node, state) != state:
             raise MixesTokens(reader, f"reads {node.name} both by queries and whole")
+        self.has_keys(node, keys)
+
+    def has_keys(self, node: fx.Node, keys: int) -> None:
+        """Note along which dimension of a value the keys run."""
+        self.all_keys |= self.keys.setdefault(node, keys) != keys
 
     def follow(self, mask: fx.Node) -> None:
         """Note what makes a mask [.., queries, keys]."""
@@ -66,11 +75,50 @@ class Rows:
             node, along, reader = pending.pop()
             state = REPLICATED if _lacks(node, along.queries) else Sharded((along.queries,))
             if state == REPLICATED or _lacks(node, along.keys):
-                self.read(node, state, reader)
-            elif self.members.setdefault(node, state) != state:
+                self.read(node, state, reader, -1 if _lacks(node, along.keys) else along.keys)
+                continue
+            self.has_keys(node, along.keys)
+            self.all_keys |= not _keeps_keys(node, along.keys)
+            if self.members.setdefault(node, state) != state:
                 raise MixesTokens(reader, f"reads {node.name} along other queries than others do")
-            else:
-                pending += [(read, there, node) for read, there in _rule(node)(node, along)]
+            pending += [(read, there, node) for read, there in _rule(node)(node, along)]
+
+
+def _keeps_keys(node: fx.Node, keys: int) -> bool:
+    """Whether the keys from one place on, in what an operator reads, are those from the same place on in its output."""
+    name = qualified_name(node.target)
+    if name in aten_names("index"):  # its places count from the first key
+        return False
+    if name in aten_names("cat"):
+        return argument(node, "dim") % len(shape_of(node)) != keys
+    if name in aten_names("slice") and argument(node, "dim") % len(shape_of(node)) == keys:
+        return argument(node, "start") in (None, 0) and argument(node, "step") == 1
+    if name in aten_names("constant_pad_nd"):
+        place = 2 * (len(shape_of(node)) - 1 - keys)
+        low, high = (*node.args[1], *[0] * (place + 2))[place : place + 2]
+        return low == 0 and isinstance(high, int) and high >= 0
+    return True
+
+
+def keys_after(node: fx.Node, keys: int) -> int:
+    """The dimension of keys in what a view, a sum or a conversion makes of its first argument; -1: not known."""
+    if keys < 0:
+        return -1
+    name, old, new = qualified_name(node.target), shape_of(node.args[0]), shape_of(node)
+    if name == "prims::convert_element_type":
+        return keys
+    if name in aten_names("permute"):
+        return [dim % len(old) for dim in node.args[1]].index(keys)
+    if name in aten_names("sum"):
+        over = {dim % len(old) for dim in argument(node, "dim") or range(len(old))}
+        if keys in over:
+            return -1
+        return keys if argument(node, "keepdim") else keys - sum(dim < keys for dim in over)
+    if name in aten_names("view _unsafe_view reshape squeeze unsqueeze"):
+        places = [dim for dim, size in enumerate(new) if size == old[keys]]
+        behind = math.prod(old[keys + 1 :])
+        return next((dim for dim in places if math.prod(new[dim + 1 :]) == behind), -1)
+    return -1
 
 
 def _lacks(node: fx.Node, dim: int) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from memgraph.facts.masks.reach import Reach
 from memgraph.facts.tokens.states import State
 
 # Under this key a call of a tile says, in its metadata, which nodes of the joint graph its outputs stand for, in order.
@@ -48,6 +49,10 @@ class TokenRegion:
     """The outputs of its forward that its backward is given; all else of the forward it computes again."""
     multiple: int = 1
     """Each shard but the last has a multiple of so many tokens."""
+    reach: Reach | None = None
+    """Of attention, the keys that a query may read, where that is not all of them: a shard is given these alone."""
+    keys: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """By name of a node or an input, the dimension that the keys run along; empty where a shard is given all."""
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -1,0 +1,148 @@
+"""How far queries reach by a mask of a joint graph, held against masks of many data, entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from memgraph.facts.masks.reach import Reach, reach_of
+
+TOKENS = 12
+HIDDEN = float("-inf")
+Mask = Callable[..., Tensor]
+"""Of the positions of queries and of keys [tokens, 1] and [1, tokens], and of whole numbers [2, tokens]."""
+
+
+def graph_of(mask: Mask, tracing: str = "fake", tokens: int = TOKENS) -> fx.GraphModule:
+    """A graph of ATen's operators that makes what is added to scores.  mask: gives truth values, or that."""
+
+    def made(data: Tensor) -> Tensor:
+        places = torch.arange(tokens)
+        held = mask(places[:, None], places[None, :], data)
+        return torch.where(held, 0.0, HIDDEN) if held.dtype is torch.bool else held
+
+    return make_fx(made, tracing_mode=tracing)(torch.zeros(2, tokens, dtype=torch.int64))
+
+
+def reach(mask: Mask, tracing: str = "fake") -> Reach | None:
+    (made,) = graph_of(mask, tracing).graph.output_node().all_input_nodes
+    return reach_of(made)
+
+
+def read(data: Tensor, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """A number of each token at queries and at keys, [2, 1, tokens, 1] and [2, 1, 1, tokens]."""
+    held = of(data)[:, None]
+    return held[..., None], held[..., None, :]
+
+
+def padding(data: Tensor) -> Tensor:
+    return data.bool()[:, None, None, :]
+
+
+def packing(data: Tensor) -> Tensor:
+    one, other = read(data, lambda item: item.cumsum(-1))
+    return one == other
+
+
+TABLE: dict[str, tuple[Mask, Reach | None]] = {
+    "causal": (lambda q, k, d: k <= q, Reach(TOKENS - 1, 0)),
+    "a window": (lambda q, k, d: (k <= q) & (k > q - 4), Reach(3, 0)),
+    "both sides": (lambda q, k, d: (q - k).abs() <= 2, None),  # of abs nothing is known
+    "both sides, compared": (lambda q, k, d: (k >= q - 2) & (k <= q + 3), Reach(2, 3)),
+    "its own": (lambda q, k, d: k == q, Reach(0, 0)),
+    "what comes after": (lambda q, k, d: k > q, Reach(0, TOKENS - 1)),
+    "two windows": (lambda q, k, d: ((k > q - 3) & (k <= q)) | ((k > q - 7) & (k < q - 4)), Reach(6, 0)),
+    "padding": (lambda q, k, d: padding(d) & torch.ones_like(q == k), None),
+    "padding, causal": (lambda q, k, d: padding(d) & (k <= q), Reach(TOKENS - 1, 0)),
+    "padding in a window": (lambda q, k, d: padding(d) & (k <= q) & (k > q - 4), Reach(3, 0)),
+    "padding or a window": (lambda q, k, d: padding(d) | (k <= q) & (k > q - 4), None),
+    "packing": (lambda q, k, d: packing(d) & (k <= q), Reach(TOKENS - 1, 0)),
+    "packing in a window": (lambda q, k, d: packing(d) & (k <= q) & (q - k < 5), Reach(4, 0)),
+    "a distance that data tell": (lambda q, k, d: (k <= q) & (q - k < d[:, None, :, None]), Reach(TOKENS - 1, 0)),
+    "data cut off": (lambda q, k, d: (k <= q) & (q - k < d[:, None, :, None].clamp(0, 2)), Reach(TOKENS - 1, 0)),
+    "the smallest number": (lambda q, k, d: torch.where((k <= q) & (k > q - 4), 0.0, -3.4028234663852886e38), None),
+    "a distance that is added": (lambda q, k, d: torch.where(k <= q, (k - q).float(), HIDDEN), None),
+    "two numbers": (lambda q, k, d: torch.where(k > q, HIDDEN, torch.where(k > q - 4, 1.5, HIDDEN)), Reach(3, 0)),
+    "padded by pads": (
+        lambda q, k, d: torch.nn.functional.pad(torch.where((k <= q) & (k > q - 4), 0.0, HIDDEN), (0, 4))[:, :TOKENS],
+        Reach(3, 0),
+    ),
+    "pads at the front": (
+        lambda q, k, d: torch.nn.functional.pad(torch.where((k <= q) & (k > q - 4), 0.0, HIDDEN), (2, 0))[:, :TOKENS],
+        Reach(TOKENS - 1, 2),  # the pads are read, and all keys are two places further on
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_masks(name):
+    mask, wanted = TABLE[name]
+    assert reach(mask) == wanted
+
+
+def test_queries_of_a_symbolic_length():
+    graph = make_fx(
+        lambda data: torch.where(torch.arange(data.shape[1])[:, None] >= torch.arange(data.shape[1]), 0.0, HIDDEN),
+        tracing_mode="symbolic",
+    )(torch.zeros(2, TOKENS))
+    (made,) = graph.graph.output_node().all_input_nodes
+    assert reach_of(made) is None
+
+
+def test_other_keys_than_queries():
+    graph = make_fx(lambda x: torch.where(torch.arange(4)[:, None] >= torch.arange(8), x, HIDDEN), tracing_mode="fake")
+    (made,) = graph(torch.zeros(())).graph.output_node().all_input_nodes
+    assert reach_of(made) is None
+
+
+# --- random masks -----------------------------------------------------------------------------------------
+
+
+@st.composite
+def masks(draw: st.DrawFn, depth: int = 3) -> tuple[str, Mask]:
+    """A mask, with how it is written."""
+    if depth == 0 or draw(st.booleans()):
+        bound = draw(st.integers(-4, 5))
+        kind = draw(st.sampled_from(["after", "before", "same", "padding", "packing", "told"]))
+        table: dict[str, Mask] = {
+            "after": lambda q, k, d: k > q + bound,
+            "before": lambda q, k, d: q - k >= bound,
+            "same": lambda q, k, d: k + bound == q,
+            "padding": lambda q, k, d: padding(d) & (q >= 0),
+            "packing": lambda q, k, d: packing(d),
+            "told": lambda q, k, d: q - k < d[:, None, :, None] + bound,
+        }
+        return f"{kind} {bound}", table[kind]
+    text, one = draw(masks(depth - 1))
+    if draw(st.integers(0, 3)) == 0:
+        return f"not ({text})", lambda q, k, d: ~one(q, k, d)
+    more, other = draw(masks(depth - 1))
+    if draw(st.booleans()):
+        return f"({text}) and ({more})", lambda q, k, d: one(q, k, d) & other(q, k, d)
+    return f"({text}) or ({more})", lambda q, k, d: one(q, k, d) | other(q, k, d)
+
+
+@given(masks())
+def test_no_mask_of_any_data_is_read_beyond_its_reach(case):
+    text, mask = case
+    graph = graph_of(mask)
+    (made,) = graph.graph.output_node().all_input_nodes
+    found = reach_of(made)
+    before, after = (found.before, found.after) if found is not None else (TOKENS - 1, TOKENS - 1)
+    away = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+    draw = torch.Generator().manual_seed(0)
+    furthest = nearest = 0
+    for _ in range(8):
+        data = torch.randint(-2, 6, (2, TOKENS), generator=draw) * torch.randint(0, 2, (2, TOKENS), generator=draw)
+        seen = (graph(data) > HIDDEN).reshape(-1, TOKENS, TOKENS).any(0)
+        steps = away[seen].tolist()
+        furthest, nearest = max([furthest, *steps]), min([nearest, *steps])
+        assert furthest <= before and -nearest <= after, text
+    if not any(kind in text for kind in ("padding", "packing", "told")):  # then nothing depends on data
+        assert (furthest, -nearest) == (before, after), text
