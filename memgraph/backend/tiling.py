@@ -245,10 +245,8 @@ class Tiling:
 
     def _least(self, region: TokenRegion) -> int:
         """The fewest shards that the planner chooses: attention whose queries read few keys is faster in shards."""
-        if region.reach is None:
-            return 1
-        read = region.reach.before + 1 + region.reach.after
-        return fastest_shards(region.tokens, read, self.device)
+        reach = region.reach
+        return 1 if reach is None else fastest_shards(region.tokens, reach.before, reach.after, self.device)
 
     def _request(self, region: TokenRegion) -> Request | None:
         """What the first rule that matches the region asks for, else the option; None where neither wants shards."""
@@ -305,6 +303,8 @@ class Tiling:
         counts = sizes(self._tokens(region), shards, region.multiple)
         action = Tile(len(counts))
         why = str(group.origin) if group.origin else "its values make the peak"
+        if not group.origin and 1 < shards == group.least:
+            why = "no query reads all keys: it is faster so"
         if region.reach is not None:
             given = {region.tokens - shard.left_out for shard in with_keys(counts, region)}
             why += f"; each shard is given {' or '.join(f'{n:,}' for n in sorted(given))} of {region.tokens:,} keys"

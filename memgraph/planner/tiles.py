@@ -23,10 +23,13 @@ from memgraph.facts.actions import Origin
 # The fewest rows of a shard. On a CPU a head and its loss took 1.04, 1.11 and 1.07 of Inductor's time in shards of 512,
 # 256 and 128 rows (docs/decisions/0007); on CUDA nothing was measured.
 LEAST_ROWS = {"cpu": 128, "cuda": 1024}
-# Where queries read a window of the keys, so many shards are as long as one window, and the pairs of queries and keys
-# that are left have to be this share of all: docs/decisions/0015-masks.md, (8).
+# Attention whose queries read a part of the keys (docs/decisions/0015-masks.md, (8)): so many shards are as long as a
+# window, where these leave at most this share of the pairs; and so many a sequence of at least so many tokens has where
+# queries read all keys on one side.
 WINDOWS = 2
 WORTH = 0.75
+ONE_SIDED = 4
+LONG = 4096
 # A group that holds a smaller share of the peak is not worth a tile.
 LEAST_SHARE = 0.05
 # One step multiplies a group's shards by so much at most: what stands at the peak is known for the present number only.
@@ -70,14 +73,19 @@ def starting_shards(groups: Sequence[Group]) -> Shards:
     return tuple(group.fixed or group.least for group in groups)
 
 
-def fastest_shards(tokens: int, read: int, device: str) -> int:
-    """In how many shards attention takes least time where each query reads so many keys, around its own place.
+def fastest_shards(tokens: int, before: int, after: int, device: str) -> int:
+    """In how many shards attention takes least time whose queries read so many keys before and after their own.
 
-    A shard's queries look at all keys that one of them reads, so shards shorter than these lose little; 1 where too few
-    pairs would be left out.
+    The queries of a shard look at all keys that one of them reads: of a window, shards that are shorter than it lose
+    little. Where queries read all keys on one side, each of a few shards has as many more as it is long, and runs
+    another body, which is compiled for it: sequences have to be long for that. 1 where too few pairs are left out.
     """
+    read = before + 1 + after
     rows = max(least_rows(device), math.ceil(read / WINDOWS))
-    return math.ceil(tokens / rows) if rows + read <= WORTH * tokens else 1
+    if rows + read <= WORTH * tokens:
+        return math.ceil(tokens / rows)
+    one_sided = min(before, after) <= tokens // ONE_SIDED
+    return ONE_SIDED if one_sided and tokens >= LONG and most_shards(tokens, device) >= ONE_SIDED else 1
 
 
 def most_shards(tokens: int, device: str) -> int:

@@ -45,19 +45,31 @@ def test_attention_with_a_window_begins_in_shards():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "read", "shards"),
+    ("tokens", "before", "after", "shards"),
     [
-        (4096, 512, 16),  # half a window each
-        (4096, 1024, 8),
-        (4096, 100, 32),  # a shard keeps 128 rows
-        (4096, 2048, 4),
-        (4096, 2049, 1),  # three quarters of all pairs would be left
-        (4100, 512, 17),
-        (128, 16, 1),
+        (4000, 511, 0, 16),  # half a window each
+        (4000, 0, 511, 16),
+        (4000, 255, 256, 16),
+        (4000, 999, 0, 8),
+        (4000, 99, 0, 32),  # a shard keeps 128 rows
+        (4000, 1999, 0, 4),
+        (4000, 2000, 0, 1),  # three quarters of all pairs would be left
+        (128, 15, 0, 1),
+        (4000, 3999, 0, 1),
+        (4096, 4095, 0, 4),  # all keys on one side
+        (4096, 0, 4095, 4),
+        (4096, 3000, 1024, 4),
+        (4096, 3000, 1025, 1),
     ],
 )
-def test_shards_are_as_long_as_half_a_window(tokens, read, shards):
-    assert fastest_shards(tokens, read, "cpu") == shards
+def test_shards_where_no_query_reads_all_keys(tokens, before, after, shards):
+    assert fastest_shards(tokens, before, after, "cpu") == shards
+
+
+def test_shards_of_a_card_are_longer():
+    assert fastest_shards(4096, 511, 0, "cuda") == 4
+    assert fastest_shards(2048, 511, 0, "cuda") == 2
+    assert fastest_shards(4095, 4094, 0, "cuda") == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
