@@ -53,8 +53,10 @@ def packing(data: Tensor) -> Tensor:
 TABLE: dict[str, tuple[Mask, Reach | None]] = {
     "causal": (lambda q, k, d: k <= q, Reach(TOKENS - 1, 0)),
     "a window": (lambda q, k, d: (k <= q) & (k > q - 4), Reach(3, 0)),
-    "both sides": (lambda q, k, d: (q - k).abs() <= 2, None),  # of abs nothing is known
+    "both sides": (lambda q, k, d: (q - k).abs() <= 2, Reach(2, 2)),
     "both sides, compared": (lambda q, k, d: (k >= q - 2) & (k <= q + 3), Reach(2, 3)),
+    "the sides alone": (lambda q, k, d: ((q - k).abs() < 5) & ((k - q).abs() > 1), Reach(4, 4)),
+    "a product": (lambda q, k, d: q * k <= 2, None),
     "its own": (lambda q, k, d: k == q, Reach(0, 0)),
     "what comes after": (lambda q, k, d: k > q, Reach(0, TOKENS - 1)),
     "two windows": (lambda q, k, d: ((k > q - 3) & (k <= q)) | ((k > q - 7) & (k < q - 4)), Reach(6, 0)),
@@ -109,11 +111,12 @@ def masks(draw: st.DrawFn, depth: int = 3) -> tuple[str, Mask]:
     """A mask, with how it is written."""
     if depth == 0 or draw(st.booleans()):
         bound = draw(st.integers(-4, 5))
-        kind = draw(st.sampled_from(["after", "before", "same", "padding", "packing", "told"]))
+        kind = draw(st.sampled_from(["after", "before", "same", "near", "padding", "packing", "told"]))
         table: dict[str, Mask] = {
             "after": lambda q, k, d: k > q + bound,
             "before": lambda q, k, d: q - k >= bound,
             "same": lambda q, k, d: k + bound == q,
+            "near": lambda q, k, d: (k - q).abs() < bound,
             "padding": lambda q, k, d: padding(d) & (q >= 0),
             "packing": lambda q, k, d: packing(d),
             "told": lambda q, k, d: q - k < d[:, None, :, None] + bound,

@@ -127,6 +127,17 @@ def _negative(entries: Entries, call: Call, place: Place, within: Within) -> Ent
     )
 
 
+def _absolute(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
+    found: list[tuple[Condition, Number]] = []
+    for condition, number in _cases(_operand(entries, call, "self", place, within), call.output.dtype):
+        if isinstance(number, Linear):
+            found.append((every(condition, at_least(number)), number))
+            found.append((every(condition, at_least(-1, number)), -number))
+        else:
+            found.append((condition, abs(number)))
+    return tuple(found)
+
+
 def _comparison(whole_numbers: Callable[[Linear, Linear], Condition], floating: Callable[[float, float], bool]) -> Rule:
     def rule(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
         types = {given.dtype for given in call.arguments.values() if isinstance(given, torch.Tensor)}
@@ -226,6 +237,7 @@ _RULES: dict[str, Rule] = {
     "tril": _triangle(upper=False),
     "triu": _triangle(upper=True),
     "neg": _negative,
+    "abs": _absolute,
     "add": _arithmetic(_add),
     "sub": _arithmetic(_subtract),
     "rsub": _arithmetic(_subtract, reverse=True),
