@@ -176,6 +176,7 @@ def _resized(
     name, state = qualified_name(node.target), region.states[node.name]
     if name in TOLD_QUERIES:
         args[TOLD_QUERIES[name]] = size(graph, mode, shard.rows)
+    if name in TOLD_KEYS and shard.left_out:  # their number is plain then
         args[TOLD_KEYS[name]] -= shard.left_out
     if not isinstance(state, Sharded) and node.name not in region.keys:
         return args
@@ -190,7 +191,7 @@ def _resized(
         args[1:3] = ([size(graph, mode, entry) for entry in steps] for steps in (shape, contiguous_strides(shape)))
     if name in SIZED:
         args[SIZED[name]] = [size(graph, mode, entry) for entry in shape]
-    if name == "aten::slice" and shard.left_out and args[1] % len(shape) == region.keys.get(node.name):
+    if name == "aten::slice" and len(args) > 3 and args[1] % len(shape) == region.keys.get(node.name):
         args[3] = shape[args[1]]  # up to the last key; `queries.py` knows that it begins with the first
     return args
 

@@ -159,6 +159,33 @@ def test_a_window_that_is_too_long_to_leave_out_keys():
     assert all(len(node.args) == 2 for node in calls(tiled.tile_1, "memgraph.shard_sum"))
 
 
+def joined(x):
+    """Keys of the first half, and again the positions of these."""
+    query, key = positions(x)
+    half = (key[:, : x.shape[1] // 2] <= query) & (query - key[:, : x.shape[1] // 2] < 9)
+    return torch.cat([half, half], -1)
+
+
+def from_a_table(x, table):
+    """Which pairs are read is picked by two positions, beside a window."""
+    query, key = positions(x)
+    return (table[query % 7, key % 7] > 0) & (key <= query) & (query - key < 9)
+
+
+def moved_on(x):
+    """The keys are two places further on than the positions that are compared."""
+    query, key = positions(x)
+    return torch.nn.functional.pad((key <= query) & (query - key < 9), (2, 0), value=False)[:, :-2]
+
+
+@pytest.mark.parametrize("mask, more", [(joined, ()), (from_a_table, (torch.ones(7, 7),)), (moved_on, ())])
+def test_masks_that_need_all_keys(mask, more):
+    """Operators whose keys are not those at the same places of what they read."""
+    joint = joint_of(Attention(mask), *more, length=64)
+    assert [region.reach for region in joint.regions] == [None] and keys_of(joint.tiled(2)) == [[64], [64]]
+    assert largest_error(joint, (2,)) < CLOSE
+
+
 # --- what it computes -------------------------------------------------------------------------------------
 
 
