@@ -160,10 +160,10 @@ def test_a_window_that_is_too_long_to_leave_out_keys():
 
 
 def joined(x):
-    """Keys of the first half, and again the positions of these."""
+    """For the second half of the keys the positions of the first are looked at."""
     query, key = positions(x)
     half = (key[:, : x.shape[1] // 2] <= query) & (query - key[:, : x.shape[1] // 2] < 9)
-    return torch.cat([half, half], -1)
+    return torch.cat([half, ~half], -1)
 
 
 def from_a_table(x, table):
