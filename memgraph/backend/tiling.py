@@ -304,9 +304,9 @@ class Tiling:
         action = Tile(len(counts))
         why = str(group.origin) if group.origin else "its values make the peak"
         if not group.origin and 1 < shards == group.least:
-            why = "no query reads all keys: it is faster so"
-        if region.reach is not None:
-            given = {region.tokens - shard.left_out for shard in with_keys(counts, region)}
+            why = "queries do not read all keys: it is faster so"
+        given = {region.tokens - shard.left_out for shard in with_keys(counts, region)} if region.reach else set()
+        if given - {region.tokens}:
             why += f"; each shard is given {' or '.join(f'{n:,}' for n in sorted(given))} of {region.tokens:,} keys"
         return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 

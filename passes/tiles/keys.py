@@ -1,8 +1,10 @@
 """The keys that each shard of the queries is given, where no query may read them all.
 
-tokens 0..127, shards of 32, each query reads
-16 keys before its own:                             keys 0..48, 16..64, 48..96, 80..128
-all keys before its own:                            keys 0..32, 0..64, 0..96, 0..128
+    128 tokens, shards of 32
+    16 keys before its own:     keys 0 to 48, 16 to 64, 48 to 96, 80 to 128      one body
+    all keys before its own:    keys 0 to 32, 0 to 64, 0 to 96, 0 to 128         a body each
+
+The first shards of a window have less to read than the others, and are given as much.
 """
 
 from __future__ import annotations
