@@ -1,4 +1,4 @@
-"""The keys that each shard of the queries is given, where no query may read them all.
+"""The keys that each shard of the queries is given, where queries do not read them all.
 
     128 tokens, shards of 32
     16 keys before its own:     keys 0 to 48, 16 to 64, 48 to 96, 80 to 128      one body
