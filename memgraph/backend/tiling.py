@@ -92,7 +92,13 @@ class Tiling:
             regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
         if not self.symbols:
             return regions, refused
-        return tuple(self._counted(list(map(self._for_all_sizes, regions)))), refused
+        found = [self._for_all_sizes(region) for region in regions]
+        lost = [old for old, new in zip(regions, found, strict=True) if old.reach is not None and new.reach is None]
+        reason = (
+            "its shards are given all keys: which of them its queries read is not proven for all sizes of its symbols"
+        )
+        told = (RefusedRegion(region.module, region.forward[0], reason) for region in lost)
+        return tuple(self._counted(found)), (*refused, *told)
 
     def _for_all_sizes(self, region: TokenRegion) -> TokenRegion:
         """A region with the keys of its shards where a query reads these alone at any size of the symbols."""

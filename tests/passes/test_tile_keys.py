@@ -21,7 +21,7 @@ from tests.support.attention import CLOSE, WIDTH, Attention, Joint, joint_of, pa
 from tests.support.card_kernels import cudnn, efficient
 from tests.support.harness import Eager
 from tests.support.lanes import slow_but
-from tests.support.printer import golden, text
+from tests.support.printer import text
 from tests.support.splits import calls
 from tests.support.tiles import distance, largest_error
 
@@ -88,41 +88,22 @@ def test_no_key_is_missing_and_lengths_are_few(tokens, shards, before, after, mu
 # --- what it looks like -----------------------------------------------------------------------------------
 
 
-def test_a_tile_of_a_forward():
-    tiled = windowed().tiled(2)
-    assert text(tiled.tile_0) == golden("""
-        inputs unsqueeze, unsqueeze_1, permute_1, permute_3, permute_5, full_default, full_default_1
-        slice_tensor = aten.slice.Tensor(unsqueeze, 0, 0, 32)
-        slice_tensor_1 = aten.slice.Tensor(unsqueeze_1, 1, 0, 48)
-        slice_tensor_2 = aten.slice.Tensor(permute_1, 2, 0, 32)
-        slice_tensor_3 = aten.slice.Tensor(permute_3, 2, 0, 48)
-        slice_tensor_4 = aten.slice.Tensor(permute_5, 2, 0, 48)
-        body_0 = self.body_0
-        invoke_subgraph = invoke_subgraph(body_0, 'body_0', slice_tensor, slice_tensor_1, slice_tensor_2, \
-            slice_tensor_3, slice_tensor_4, full_default, full_default_1)
-        getitem = invoke_subgraph[0]
-        getitem_1 = invoke_subgraph[1]
-        permute_default = aten.permute.default(getitem, [0, 2, 1, 3])
-        shard_whole_default = memgraph.shard_whole.default(permute_default, 1, 64)
-        permute_default_1 = aten.permute.default(getitem_1, [0, 2, 1])
-        shard_whole_default_1 = memgraph.shard_whole.default(permute_default_1, 1, 64)
-        slice_tensor_5 = aten.slice.Tensor(unsqueeze, 0, 32, 64)
-        slice_tensor_6 = aten.slice.Tensor(unsqueeze_1, 1, 16, 64)
-        slice_tensor_7 = aten.slice.Tensor(permute_1, 2, 32, 64)
-        slice_tensor_8 = aten.slice.Tensor(permute_3, 2, 16, 64)
-        slice_tensor_9 = aten.slice.Tensor(permute_5, 2, 16, 64)
-        invoke_subgraph_1 = invoke_subgraph(body_0, 'body_0', slice_tensor_5, slice_tensor_6, slice_tensor_7, \
-            slice_tensor_8, slice_tensor_9, full_default, full_default_1)
-        getitem_2 = invoke_subgraph_1[0]
-        getitem_3 = invoke_subgraph_1[1]
-        permute_default_2 = aten.permute.default(getitem_2, [0, 2, 1, 3])
-        shard_put_default = memgraph.shard_put.default(shard_whole_default, permute_default_2, 1, 32)
-        permute_default_3 = aten.permute.default(getitem_3, [0, 2, 1])
-        shard_put_default_1 = memgraph.shard_put.default(shard_whole_default_1, permute_default_3, 1, 32)
-        permute_default_4 = aten.permute.default(shard_put_default, [0, 2, 1, 3])
-        permute_default_5 = aten.permute.default(shard_put_default_1, [0, 2, 1])
-        outputs permute_default_4, permute_default_5
-    """)
+def test_keys_and_what_is_made_of_them_are_cut():
+    """All else is as with all keys (test_tile_attention.py)."""
+    lines = text(windowed().tiled(2).tile_0).splitlines()
+    assert [line.partition(" = ")[2] for line in lines if "slice" in line.partition(" = ")[0]] == [
+        "aten.slice.Tensor(unsqueeze, 0, 0, 32)",
+        "aten.slice.Tensor(unsqueeze_1, 1, 0, 48)",
+        "aten.slice.Tensor(permute_1, 2, 0, 32)",
+        "aten.slice.Tensor(permute_3, 2, 0, 48)",
+        "aten.slice.Tensor(permute_5, 2, 0, 48)",
+        "aten.slice.Tensor(unsqueeze, 0, 32, 64)",
+        "aten.slice.Tensor(unsqueeze_1, 1, 16, 64)",
+        "aten.slice.Tensor(permute_1, 2, 32, 64)",
+        "aten.slice.Tensor(permute_3, 2, 16, 64)",
+        "aten.slice.Tensor(permute_5, 2, 16, 64)",
+    ]
+    assert [call.args[1] for call in calls(windowed().tiled(2).tile_0, "invoke_subgraph")] == ["body_0"] * 2
 
 
 def test_gradients_of_keys_are_added_where_the_keys_are():
@@ -322,3 +303,5 @@ def test_sizes_that_are_symbols(dim):
     for plan in runner.planned:
         ((count, why),) = shards(plan)
         assert count > 1 and ("keys" in why) == (dim == 0)
+        refused = [refusal.reason for refusal in plan.refusals if "given all keys" in refusal.reason]
+        assert len(refused) == dim and all("sizes of its symbols" in reason for reason in refused)

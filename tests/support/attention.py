@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from tests.support import tiles
+from tests.support.splits import calls
 
 HEADS, FEATURES = 2, 4
 WIDTH = HEADS * FEATURES
@@ -92,6 +93,19 @@ def alibi(x: Tensor) -> Tensor:
     query, key = positions(x)
     slope = torch.tensor([0.5, 0.25], dtype=x.dtype)[None, :, None, None]
     return torch.where(key <= query, slope * (key - query), float("-inf"))
+
+
+def without_a_sum(tiled: fx.GraphModule) -> None:
+    """Leave out what the last shard adds to the gradient of keys."""
+    added = calls(tiled.tile_1, "memgraph.shard_sum")[-1]
+    added.replace_all_uses_with(added.args[0])
+    tiled.tile_1.graph.erase_node(added)
+
+
+def summed_in_bfloat16(tiled: fx.GraphModule) -> None:
+    """Say that the sums of gradients of keys and values are in bfloat16."""
+    for node in calls(tiled.tile_1, "memgraph.shard_sum"):
+        node.meta["val"] = node.meta["val"].bfloat16()
 
 
 @dataclasses.dataclass(frozen=True)

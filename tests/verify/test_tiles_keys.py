@@ -13,7 +13,7 @@ from memgraph.passes import graphs
 from memgraph.passes.tile import tile
 from memgraph.verify.tiles import TileError, verify_tiles
 from tests.support import tiles
-from tests.support.attention import Attention, Joint, joint_of, padded, window
+from tests.support.attention import Attention, Joint, joint_of, padded, summed_in_bfloat16, window, without_a_sum
 from tests.support.splits import calls
 
 aten = torch.ops.aten
@@ -126,20 +126,11 @@ def test_a_gradient_that_begins_with_another_number():
 
 
 def test_a_gradient_without_a_shard():
-    def edit(tiled):
-        added = calls(tiled.tile_1, "memgraph.shard_sum")[-1]
-        added.replace_all_uses_with(added.args[0])
-        tiled.tile_1.graph.erase_node(added)
-
-    assert "differs from the whole" in refusal(edit)
+    assert "differs from the whole" in refusal(without_a_sum)
 
 
 def test_a_gradient_that_is_summed_in_bfloat16():
-    def edit(tiled):
-        for node in calls(tiled.tile_1, "memgraph.shard_sum"):
-            node.meta["val"] = node.meta["val"].bfloat16()
-
-    assert "adds shards up in bfloat16" in refusal(edit, windowed(torch.bfloat16))
+    assert "adds shards up in bfloat16" in refusal(summed_in_bfloat16, windowed(torch.bfloat16))
 
 
 def test_positions_of_other_queries():
