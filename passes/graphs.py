@@ -76,11 +76,20 @@ class EarlyPlan:
 
 
 @dataclass(frozen=True)
+class Tiled:
+    """A token region in shards."""
+
+    region: TokenRegion
+    shards: int
+    keys: tuple[int, ...] = ()
+    """Of attention, how many keys each shard is given, in order; empty where each is given all."""
+
+
+@dataclass(frozen=True)
 class TilePlan:
     """What is tiled."""
 
-    tiles: tuple[tuple[TokenRegion, int], ...] = ()
-    """Token regions, each with its number of shards."""
+    tiles: tuple[Tiled, ...] = ()
 
 
 @dataclass(frozen=True)

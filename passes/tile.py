@@ -33,7 +33,7 @@ from torch import fx
 import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
-from memgraph.passes.graphs import Joint, Rewritten, TilePlan
+from memgraph.passes.graphs import Joint, Rewritten, Tiled, TilePlan
 from memgraph.passes.insert import call, mode_of, provenance
 from memgraph.passes.tiles.shards import build_tile, needed, signature
 
@@ -69,7 +69,7 @@ def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
     made: dict[str, str] = {}
     nodes = {node.name: node for node in gm.graph.nodes}
     # All calls before anything is replaced: one region may read what another makes.
-    found = [(region, _call_region(gm, nodes, region, shards, made)) for region, shards in plan.tiles]
+    found = [(tiled.region, _call_region(gm, nodes, tiled, made)) for tiled in plan.tiles]
     for region, values in found:
         for name, value in values.items():
             _replace(nodes[name], value, region)
@@ -83,13 +83,14 @@ def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
 
 
 def _call_region(
-    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], region: TokenRegion, shards: int, made: dict[str, str]
+    joint: fx.GraphModule, nodes: Mapping[str, fx.Node], tiled: Tiled, made: dict[str, str]
 ) -> dict[str, fx.Node]:
     """Insert the calls of a region's tiles; returns, by output of the region, the node that replaces it."""
+    region = tiled.region
     values: dict[str, fx.Node] = {}
     given = _with_unit_tangent(joint.graph, nodes, region) if region.tangent else {}
     for outputs in sides(region):
-        values |= _call_tile(joint, nodes, region, outputs, shards, made, given)
+        values |= _call_tile(joint, nodes, tiled, outputs, made, given)
     for name in [name for name in region.outputs if region.tangent and name in set(region.backward)]:
         with joint.graph.inserting_before(nodes[name]):
             scaled = call(joint.graph, mode_of(values[name]), aten.mul.Tensor, values[name], nodes[region.tangent])
@@ -134,34 +135,34 @@ def _with_unit_tangent(graph: fx.Graph, nodes: Mapping[str, fx.Node], region: To
 def _call_tile(
     joint: fx.GraphModule,
     nodes: Mapping[str, fx.Node],
-    region: TokenRegion,
+    tiled: Tiled,
     outputs: Sequence[str],
-    shards: int,
     made: dict[str, str],
     given: Mapping[str, fx.Node],
 ) -> dict[str, fx.Node]:
     """Insert a call of the tile that computes some outputs, before the first of them; returns its results by name."""
+    region = tiled.region
     names, inputs = needed(nodes, region, outputs)
-    key = signature(nodes, region, names, inputs, outputs, shards)
+    key = signature(nodes, tiled, names, inputs, outputs)
     if key not in made:
         made[key] = f"tile_{len(made)}"
-        joint.add_submodule(made[key], build_tile(nodes, region, names, inputs, outputs, shards))
+        joint.add_submodule(made[key], build_tile(nodes, tiled, names, inputs, outputs))
     graph, first = joint.graph, nodes[outputs[0]]
     values = _fresh(node.meta["val"] for node in joint.get_submodule(made[key]).graph.output_node().args[0])
     backward = not region.tangent and set(region.backward).intersection(names)
     place = provenance(nodes[min(backward, key=names.index)] if backward else first)
     with graph.inserting_before(first):
         body = graph.get_attr(made[key])
-        tiled = graph.create_node(
+        called = graph.create_node(
             "call_function",
             compat.invoke_subgraph(),
             (body, made[key], *[given.get(name, nodes[name]) for name in inputs]),
             name=call_names(region)[bool(backward)],
         )
-        tiled.meta = place | {"val": values, STANDS_FOR: tuple(outputs)}
+        called.meta = place | {"val": values, STANDS_FOR: tuple(outputs)}
         parts = {}
         for n, name in enumerate(outputs):
-            parts[name] = graph.call_function(operator.getitem, (tiled, n))
+            parts[name] = graph.call_function(operator.getitem, (called, n))
             parts[name].meta = place | {"val": values[n]}
     return parts
 

@@ -86,7 +86,7 @@ def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
     """
 
     def check(before: Joint, after: Joint, pass_name: str) -> None:
-        verify_tiles(before.module, after.module, plan.tiles, tried)
+        verify_tiles(before.module, after.module, [(t.region, t.shards) for t in plan.tiles], tried)
 
     return check
 

@@ -25,13 +25,12 @@ from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.scores import find_scores
 from memgraph.facts.tokens.states import MixesTokens
-from memgraph.passes.graphs import Joint, TilePlan
+from memgraph.passes.graphs import Joint, Tiled, TilePlan
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import Size, sizes
-from memgraph.passes.tiles.keys import with_keys
 from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
-from memgraph.planner.tiles import Group, Shards, fastest_shards, least_rows, most_shards
+from memgraph.planner.tiles import Group, Shards, fastest_shards, keys_of_shards, least_rows, most_shards
 from memgraph.verify.tiles import TileError
 
 
@@ -134,10 +133,9 @@ class Tiling:
         refused from then on.  verify: whether the tiles are run on small data; else `verified` does that later.
         """
         while True:
-            tiles = self._tiles(shards)
-            if not tiles:
+            plan = self._plan(shards)
+            if not plan.tiles:
                 return self.joint, shards
-            plan = TilePlan(tuple((region, count) for region, count, _ in tiles))
             try:
                 made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried) if verify else None).graphs
             except (MixesTokens, TileError) as problem:
@@ -173,12 +171,23 @@ class Tiling:
         groups = zip(self.groups, shards, strict=True)
         return [(self.regions[i], count, group) for group, count in groups for i in group.regions if count > 1]
 
+    def _plan(self, shards: Shards) -> TilePlan:
+        tiles = (Tiled(region, count, self._keys(region, count)) for region, count, _ in self._tiles(shards))
+        return TilePlan(tuple(tiles))
+
+    def _keys(self, region: TokenRegion, shards: int) -> tuple[int, ...]:
+        """How many keys each shard of a region is given; empty where each is given all."""
+        rows = [count for count in sizes(self._tokens(region), shards, region.multiple) if isinstance(count, int)]
+        if region.reach is None or not rows:
+            return ()
+        return keys_of_shards(rows, region.reach.before, region.reach.after, region.multiple)
+
     def verified(self, made: Joint, shards: Shards) -> bool:
         """Whether the tiles of a graph that `apply` has made without verification do what their regions do.
 
         A region whose tile does not is refused from then on.
         """
-        plan = TilePlan(tuple((region, count) for region, count, _ in self._tiles(shards)))
+        plan = self._plan(shards)
         try:
             check_tiles(plan, self.tried)(self.joint, made, "tile")
         except TileError as problem:
@@ -306,13 +315,11 @@ class Tiling:
                     self.refusals.append(Refusal(what, told))
 
     def _decision(self, region: TokenRegion, shards: int, group: Group) -> Decision:
-        counts = sizes(self._tokens(region), shards, region.multiple)
-        action = Tile(len(counts))
+        action = Tile(len(sizes(self._tokens(region), shards, region.multiple)))
         why = str(group.origin) if group.origin else "its values make the peak"
         if not group.origin and 1 < shards == group.least:
             why = "queries do not read all keys: it is faster so"
-        given = {region.tokens - shard.left_out for shard in with_keys(counts, region)} if region.reach else set()
-        if given - {region.tokens}:
+        if given := set(self._keys(region, shards)):
             why += f"; each shard is given {' or '.join(f'{n:,}' for n in sorted(given))} of {region.tokens:,} keys"
         return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 

@@ -15,6 +15,7 @@ Oracle: the table of peaks, limits and shards in tests/planner/test_tiles.py.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +31,12 @@ WINDOWS = 2
 WORTH = 0.75
 ONE_SIDED = 4
 LONG = 4096
+# Shards of several lengths of keys run as many bodies, each of which is compiled: so many at most, and where they have
+# at most this share of the pairs of queries and keys.
+LENGTHS = 4
+WORTH_BODIES = 0.8
+# Kernels of attention read rows of a mask in vectors: those that a shard makes begin where whole ones would.
+VECTOR = 16
 # A group that holds a smaller share of the peak is not worth a tile.
 LEAST_SHARE = 0.05
 # One step multiplies a group's shards by so much at most: what stands at the peak is known for the present number only.
@@ -96,6 +103,24 @@ def most_shards(tokens: int, device: str) -> int:
 def least_rows(device: str) -> int:
     """The fewest tokens of a shard that the planner chooses."""
     return LEAST_ROWS.get(device, LEAST_ROWS["cuda"])
+
+
+def keys_of_shards(rows: Sequence[int], before: int, after: int, multiple: int = 1) -> tuple[int, ...]:
+    """How many keys each shard is given whose queries read so many keys before and after their own; empty for all.
+
+    rows: the queries of each shard.  multiple: each shard but the last has a multiple of so many queries.
+    All shards of a window are given as many as the one that reads most: they run one body.
+    """
+    keys, vector = sum(rows), max(VECTOR, multiple)
+    ends = list(itertools.accumulate(rows))
+    needed = [min(keys, end + after) - max(0, end - count - before) for end, count in zip(ends, rows, strict=True)]
+    most = max(needed)
+    step = math.ceil(most / LENGTHS)
+    few = [min(most, math.ceil(length / step) * step) for length in needed]
+    pairs = sum(length * count for length, count in zip(few, rows, strict=True))
+    lengths = few if pairs <= WORTH_BODIES * most * keys else [most] * len(rows)
+    lengths = [keys - (keys - length) // vector * vector for length in lengths]
+    return tuple(lengths) if min(lengths) < keys else ()
 
 
 def next_shards(

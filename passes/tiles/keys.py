@@ -1,15 +1,14 @@
 """The keys that each shard of the queries is given, where queries do not read them all.
 
     128 tokens, shards of 32
-    16 keys before its own:     keys 0 to 48, 16 to 64, 48 to 96, 80 to 128      one body
-    all keys before its own:    keys 0 to 32, 0 to 64, 0 to 96, 0 to 128         a body each
+    16 keys before its own, 48 each:            keys 0 to 48, 16 to 64, 48 to 96, 80 to 128      one body
+    all keys before its own, 32, 64, 96, 128:   keys 0 to 32, 0 to 64, 0 to 96, 0 to 128         a body each
 
-The first shards of a window have less to read than the others, and are given as much.
+How many each is given, the plan says; they end with the last one that the shard reads, or with the last one of all.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,37 +22,20 @@ from memgraph.passes.tiles.body import Shard, Size
 from memgraph.runtime.tile_ops import accumulator
 
 aten = torch.ops.aten
-# Shards of several lengths of keys run as many bodies, each of which is compiled: so many at most, and where they have
-# at most this share of the pairs of queries and keys.
-LENGTHS = 4
-WORTH = 0.8
-# Kernels of attention read rows of a mask in vectors: those that a shard makes begin where whole ones would.
-_VECTOR = 16
 
 
-def with_keys(counts: Sequence[Size], region: TokenRegion) -> list[Shard]:
-    """The shards of so many tokens each, with the keys that each is given."""
-    rows, keys, reach = [count for count in counts if isinstance(count, int)], region.tokens, region.reach
-    if reach is None or len(rows) < len(counts):
+def with_keys(counts: Sequence[Size], region: TokenRegion, lengths: Sequence[int]) -> list[Shard]:
+    """The shards of so many tokens each, with the keys that each is given.
+
+    lengths: how many keys each is given; empty where each is given all.
+    """
+    if region.reach is None or not lengths:
         return [Shard(count) for count in counts]
-    ends = [min(keys, end + reach.after) for end in itertools.accumulate(rows)]
-    begins = [max(0, end - count - reach.before) for end, count in zip(itertools.accumulate(rows), rows, strict=True)]
-    multiple = max(_VECTOR, region.multiple)
-    lengths = _lengths([end - begin for begin, end in zip(begins, ends, strict=True)], rows)
-    lengths = [keys - (keys - length) // multiple * multiple for length in lengths]
-    return [
-        Shard(count, max(0, end - length), keys - length)
-        for count, end, length in zip(rows, ends, lengths, strict=True)
-    ]
-
-
-def _lengths(needed: Sequence[int], rows: Sequence[int]) -> list[int]:
-    """How many keys each shard is given: the most that one needs, or of few lengths where that saves enough pairs."""
-    most = max(needed)
-    step = -(-most // LENGTHS)
-    few = [min(most, -(-length // step) * step) for length in needed]
-    pairs = sum(length * count for length, count in zip(few, rows, strict=True))
-    return few if pairs <= WORTH * most * sum(rows) else [most] * len(rows)
+    found, read, keys = [], region.reach.after, region.tokens
+    for count, length in zip(counts, lengths, strict=True):
+        read += count
+        found.append(Shard(count, max(0, min(keys, read) - length), keys - length))
+    return found
 
 
 def cut_keys(

@@ -17,6 +17,7 @@ from memgraph.base import compat
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.states import PARTIAL, REPLICATED, MixesTokens, Sharded, apart
+from memgraph.passes.graphs import Tiled
 from memgraph.passes.insert import call, size
 from memgraph.passes.tiles.body import (
     Body,
@@ -83,18 +84,17 @@ def tokens_of(nodes: Mapping[str, fx.Node], region: TokenRegion) -> Size:
 
 def build_tile(
     nodes: Mapping[str, fx.Node],
-    region: TokenRegion,
+    tiled: Tiled,
     names: Sequence[str],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    shards: int,
 ) -> fx.GraphModule:
     """The graph that runs a region's nodes shard by shard and puts the outputs together.
 
     names, inputs: as `needed` gives them for the outputs.  Raises MixesTokens where a shard cannot be cut out or
     computed, or an output would come out with other strides.
     """
-    graph, root = fx.Graph(), torch.nn.Module()
+    graph, root, region = fx.Graph(), torch.nn.Module(), tiled.region
     mode = compat.fake_mode_of([nodes[name].meta["val"] for name in inputs])
     whole = {}
     for name in inputs:
@@ -105,9 +105,9 @@ def build_tile(
     bodies: dict[str, tuple[str, Body]] = {}
     gathered: dict[str, fx.Node] = {}
     tokens, start = tokens_of(nodes, region), 0
-    counts = sizes(tokens, shards, region.multiple)
+    counts = sizes(tokens, tiled.shards, region.multiple)
     parts = {name: _cut(graph, mode, flat[name], whole[name], region.states.get(name), counts) for name in inputs}
-    shares = with_keys(counts, region)
+    shares = with_keys(counts, region, tiled.keys)
     if not any(shard.left_out for shard in shares):
         region = dataclasses.replace(region, reach=None, keys={})
     for shard in shares:
@@ -338,15 +338,16 @@ def _finish(
 
 def signature(
     nodes: Mapping[str, fx.Node],
-    region: TokenRegion,
+    tiled: Tiled,
     names: Sequence[str],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    shards: int,
 ) -> str:
     """A text: where it is equal, `build_tile` builds equal tiles. It costs less than to build them."""
+    region = tiled.region
     place = {nodes[name]: f"%{n}" for n, name in enumerate((*inputs, *names))}
-    lines = [f"{shards} {region.tokens} {region.reach} {[region.keys.get(name) for name in (*inputs, *names)]}"]
+    along = [region.keys.get(name) for name in (*inputs, *names)]
+    lines = [f"{tiled.shards} {tiled.keys} {region.tokens} {region.reach} {along}"]
     for name in (*inputs, *names):
         node = nodes[name]
         does = "" if name in inputs else _line(node, place)

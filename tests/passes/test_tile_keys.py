@@ -15,7 +15,8 @@ from memgraph.facts.masks.reach import Reach
 from memgraph.facts.tokens import attention
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.passes.tiles.body import sizes
-from memgraph.passes.tiles.keys import LENGTHS, WORTH, with_keys
+from memgraph.passes.tiles.keys import with_keys
+from memgraph.planner.tiles import LENGTHS, WORTH_BODIES
 from tests.support import card_kernels
 from tests.support.attention import CLOSE, WIDTH, Attention, Joint, joint_of, packed, padded, positions, window
 from tests.support.card_kernels import cudnn, efficient
@@ -23,7 +24,7 @@ from tests.support.harness import Eager
 from tests.support.lanes import slow_but
 from tests.support.printer import text
 from tests.support.splits import calls
-from tests.support.tiles import distance, largest_error
+from tests.support.tiles import distance, in_shards, largest_error
 
 LENGTH = 96
 SHARDS = (2, 3, 5, 7)
@@ -52,7 +53,7 @@ def shares(tokens: int, shards: int, reach: Reach, multiple: int = 1) -> list[tu
     """Of each shard, its first query, its first key and the key that it ends before."""
     region = TokenRegion("attention", "", tokens, (), (), (), (), {}, 0, 0, multiple=multiple, reach=reach)
     found, first = [], 0
-    for shard in with_keys(sizes(tokens, shards, multiple), region):
+    for shard in with_keys(sizes(tokens, shards, multiple), region, in_shards(region, shards).keys):
         found.append((first, shard.start, shard.start + tokens - shard.left_out))
         first += shard.rows
     return found
@@ -82,7 +83,7 @@ def test_no_key_is_missing_and_lengths_are_few(tokens, shards, before, after, mu
     assert all((tokens - length) % max(16, multiple) == 0 for length in lengths)
     pairs = sum((end - first) * (stop - start) for (first, start, stop), end in zip(found, ends, strict=True))
     if len(lengths) > 1:
-        assert pairs <= (WORTH * max(lengths) + 64) * tokens
+        assert pairs <= (WORTH_BODIES * max(lengths) + 64) * tokens
 
 
 # --- what it looks like -----------------------------------------------------------------------------------

@@ -39,10 +39,10 @@ class Symbolic:
         return self.find(with_plain_sizes(self.graph, generic(names_of_symbols(self.graph))))[0]
 
     def tiled(self, shards: int, verified: bool = True):
-        tiles = tuple((region, shards) for region in self.regions)
-        found = tile(graphs.Joint(self.graph, 1), graphs.TilePlan(tiles)).graphs.module
+        plan = graphs.TilePlan(tuple(graphs.Tiled(region, shards) for region in self.regions))
+        found = tile(graphs.Joint(self.graph, 1), plan).graphs.module
         if verified:
-            verify_tiles(self.graph, found, tiles)
+            verify_tiles(self.graph, found, [(region, shards) for region in self.regions])
         return found
 
     def error(self, shards: int) -> float:

@@ -16,6 +16,7 @@ from memgraph.planner.tiles import (
     LEAST_SHARE,
     Group,
     fastest_shards,
+    keys_of_shards,
     most_shards,
     next_shards,
     starting_shards,
@@ -64,6 +65,24 @@ def test_attention_with_a_window_begins_in_shards():
 )
 def test_shards_where_no_query_reads_all_keys(tokens, before, after, shards):
     assert fastest_shards(tokens, before, after, "cpu") == shards
+
+
+@pytest.mark.parametrize(
+    ("rows", "before", "after", "multiple", "keys"),
+    [
+        ([32] * 4, 16, 0, 1, (48,) * 4),  # of a window as many as the one that reads most
+        ([32] * 4, 16, 16, 1, (64,) * 4),
+        ([30] * 4, 16, 0, 1, (56,) * 4),  # 46 are read; 64 are left out of 120, whole vectors of 16
+        ([32] * 4, 127, 0, 1, (32, 64, 96, 128)),  # of few lengths where that saves pairs
+        ([128] * 8, 1023, 0, 1, (256, 256, 512, 512, 768, 768, 1024, 1024)),
+        ([64] * 4, 20, 0, 64, (128,) * 4),  # whole blocks of 64
+        ([20, 20], 29, 0, 1, (24, 40)),
+        ([20, 20], 29, 39, 1, ()),  # as many as there are
+        ([32] * 4, 127, 127, 1, ()),
+    ],
+)
+def test_how_many_keys_each_shard_is_given(rows, before, after, multiple, keys):
+    assert keys_of_shards(rows, before, after, multiple) == keys
 
 
 def test_shards_of_a_card_are_longer():

@@ -17,6 +17,8 @@ from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.states import RowOrder, Sharded, State
 from memgraph.passes import graphs
 from memgraph.passes.tile import tile
+from memgraph.passes.tiles.body import sizes
+from memgraph.planner.tiles import keys_of_shards
 from memgraph.verify.tiles import TileError, verify_tiles
 from tests.support.splits import capture_inductor
 
@@ -65,6 +67,14 @@ def labels(words: int = WORDS) -> Tensor:
     return torch.randint(0, words, (BATCH, LENGTH), generator=torch.Generator().manual_seed(2))
 
 
+def in_shards(region: TokenRegion, shards: int) -> graphs.Tiled:
+    """A region in so many shards, with the keys that the planner gives each."""
+    if region.reach is None:
+        return graphs.Tiled(region, shards)
+    rows = [int(count) for count in sizes(region.tokens, shards, region.multiple)]
+    return graphs.Tiled(region, shards, keys_of_shards(rows, region.reach.before, region.reach.after, region.multiple))
+
+
 @dataclasses.dataclass(frozen=True)
 class Joint:
     """A joint graph.  data: what it was captured with, and random tangents."""
@@ -82,8 +92,8 @@ class Joint:
 
     def tiled(self, shards: int, regions: Sequence[TokenRegion] | None = None) -> fx.GraphModule:
         """A copy with so many shards of some regions, of all that there are unless told."""
-        plan = graphs.TilePlan(tuple((region, shards) for region in regions or self.regions))
-        return tile(graphs.Joint(self.graph, 1), plan).graphs.module
+        tiles = tuple(in_shards(region, shards) for region in regions or self.regions)
+        return tile(graphs.Joint(self.graph, 1), graphs.TilePlan(tiles)).graphs.module
 
     def error(self, shards: int, regions: Sequence[TokenRegion] | None = None, floor: float = 0.0) -> float:
         """How far a tiled copy, which the verifier accepts, is from the graph in any output."""

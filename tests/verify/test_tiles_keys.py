@@ -85,7 +85,7 @@ def test_a_reach_that_is_too_short(before, shards):
     (region,) = joint.regions
     assert region.reach == Reach(17, 0)
     short = dataclasses.replace(region, reach=Reach(before, 0))
-    made = tile(graphs.Joint(joint.graph, 1), graphs.TilePlan(((short, shards),))).graphs.module
+    made = tile(graphs.Joint(joint.graph, 1), graphs.TilePlan((tiles.in_shards(short, shards),))).graphs.module
     with pytest.raises(TileError, match="differs from the whole"):
         verify_tiles(joint.graph, made, [(short, shards)])
 
@@ -94,7 +94,7 @@ def test_a_causal_mask_whose_keys_end_too_early():
     joint = causal()
     (region,) = joint.regions
     short = dataclasses.replace(region, reach=Reach(LENGTH - 1, -16))
-    made = tile(graphs.Joint(joint.graph, 1), graphs.TilePlan(((short, SHARDS),))).graphs.module
+    made = tile(graphs.Joint(joint.graph, 1), graphs.TilePlan((tiles.in_shards(short, SHARDS),))).graphs.module
     with pytest.raises(TileError, match="differs from the whole"):
         verify_tiles(joint.graph, made, [(short, SHARDS)])
 
