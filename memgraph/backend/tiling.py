@@ -17,7 +17,7 @@ from memgraph.base.errors import PlanError
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
-from memgraph.facts.masks.reach import reach_of
+from memgraph.facts.masks.reach import Reaches
 from memgraph.facts.operators import family
 from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
 from memgraph.facts.tokens.attention import find_attention, mask_of
@@ -85,13 +85,16 @@ class Tiling:
         if self.symbols:
             module = with_plain_sizes(module, generic(self.symbols))
         regions, refused = find_regions(module, weights)
-        if self.rules or self.options.tile is not None and self.options.tile.attention is not False:
+        if not self._may_ask("mlp", "loss"):
+            refused = ()
+        if self._may_ask("attention"):
             attention, kept = self._of_known_lengths(*find_attention(module, weights, self.device))
             scores, mixed = find_scores(module, weights, {name for region in regions for name in region.outputs})
             regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
         if not self.symbols:
             return regions, refused
-        found = [self._for_all_sizes(region) for region in regions]
+        reaches = Reaches()
+        found = [self._for_all_sizes(region, reaches) for region in regions]
         lost = [old for old, new in zip(regions, found, strict=True) if old.reach is not None and new.reach is None]
         reason = (
             "its shards are given all keys: which of them its queries read is not proven for all sizes of its symbols"
@@ -99,13 +102,18 @@ class Tiling:
         told = (RefusedRegion(region.module, region.forward[0], reason) for region in lost)
         return tuple(self._counted(found)), (*refused, *told)
 
-    def _for_all_sizes(self, region: TokenRegion) -> TokenRegion:
+    def _may_ask(self, *kinds: str) -> bool:
+        """Whether the options may ask for shards of regions of one of these kinds."""
+        tile = self.options.tile
+        return bool(self.rules) or tile is not None and any(getattr(tile, kind) is not False for kind in kinds)
+
+    def _for_all_sizes(self, region: TokenRegion, reaches: Reaches) -> TokenRegion:
         """A region with the keys of its shards where a query reads these alone at any size of the symbols."""
         if region.reach is None or not isinstance(self._tokens(region), int):
             return _with_all_keys(region)
         nodes = [node for node in self.joint.module.graph.nodes if node.name in region.nodes]
         masks = {mask for node in nodes if (mask := mask_of(node)) is not None}
-        return region if all(reach_of(mask) == region.reach for mask in masks) else _with_all_keys(region)
+        return region if all(reaches.of(mask) == region.reach for mask in masks) else _with_all_keys(region)
 
     def _of_known_lengths(
         self, regions: Sequence[TokenRegion], refused: Sequence[RefusedRegion]

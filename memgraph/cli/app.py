@@ -124,7 +124,8 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
     for dtype in ("float32", "bfloat16", "float16", "float64"):
         yield f"matrix product, {dtype}", f"{figures.rate(dtype) / 1e9:,.1f} GFLOP/s"
     for dtype in ("float32", "bfloat16"):
-        yield f"attention, {dtype}", f"{figures.attention_rate(dtype) / 1e9:,.1f} GFLOP/s"
+        for kind, told in (("causal", "causal"), ("masked", "with a mask"), ("whole", "to all keys")):
+            yield f"attention {told}, {dtype}", f"{figures.attention_rate(dtype, kind) / 1e9:,.1f} GFLOP/s"
     yield "memory", f"{figures.memory_bandwidth / 1e9:,.1f} GB/s"
     yield "to the host", f"{figures.link_out / 1e9:,.1f} GB/s"
     yield "from the host", f"{figures.link_in / 1e9:,.1f} GB/s"

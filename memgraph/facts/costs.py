@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memgraph.base import compat
 from memgraph.facts.operators import argument, aten_names, family, qualified_name
-from memgraph.machine.hardware import Hardware
+from memgraph.machine.hardware import Attention, Hardware
 
 TRANSCENDENTAL = aten_names(
     "exp expm1 exp2 log log2 log1p tanh sigmoid silu gelu erf erfc sin cos pow softplus mish "
@@ -132,9 +132,16 @@ def seconds(node: Node, hardware: Hardware) -> float:
         work = flops(node)
     except Exception:  # a formula that does not know these arguments: the traffic bounds the time from below
         work = 0
-    rate_of = hardware.attention_rate if qualified_name(node.target).startswith(_BY_HEADS) else hardware.rate
-    rate = rate_of(_multiplied(node, hardware.device))
+    dtype, attends = _multiplied(node, hardware.device), qualified_name(node.target).startswith(_BY_HEADS)
+    rate = hardware.attention_rate(dtype, _attention(node)) if attends else hardware.rate(dtype)
     return max(traffic / hardware.memory_bandwidth, work / rate) + hardware.kernel_overhead
+
+
+def _attention(node: Node) -> Attention:
+    """The kind of a call of attention, or of its backward."""
+    if argument(node, "is_causal"):
+        return "causal"
+    return "whole" if argument(node, "attn_mask") is None and argument(node, "attn_bias") is None else "masked"
 
 
 def _multiplied(node: Node, device: str) -> str:

@@ -6,11 +6,11 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from memgraph.machine.hardware import DTYPES, Device, Hardware, capacity_of, device_name, known_kind
+from memgraph.machine.hardware import DTYPES, Attention, Device, Hardware, capacity_of, device_name, known_kind
 from memgraph.runtime.host import HostPool
 from memgraph.runtime.settings import Settings
 from memgraph.runtime.streams import exact
@@ -48,7 +48,9 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
         link_out=link_out,
         link_in=link_in,
         measured=True,
-        attention=tuple((name, _attention_rate(getattr(torch, name), device, clock)) for name in DTYPES),
+        attention=_attention_rates("causal", device, clock),
+        masked_attention=_attention_rates("masked", device, clock),
+        whole_attention=_attention_rates("whole", device, clock),
     )
 
 
@@ -105,8 +107,13 @@ def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> floa
         size *= 2
 
 
-def _attention_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
-    """FLOP/s of causal attention and its backward, of growing length until it takes 20 ms or has the largest length."""
+def _attention_rates(kind: Attention, device: torch.device, clock: Clock) -> tuple[tuple[str, float], ...]:
+    """FLOP/s of one kind of attention, by dtype name."""
+    return tuple((name, _attention_rate(getattr(torch, name), kind, device, clock)) for name in DTYPES)
+
+
+def _attention_rate(dtype: torch.dtype, kind: Attention, device: torch.device, clock: Clock) -> float:
+    """FLOP/s of attention and its backward, of growing length until it takes 20 ms or has the largest length."""
     largest, heads, width = (4096, 16, 64) if device.type == "cuda" else (2048, 4, 64)
     length = 128
     while True:
@@ -114,13 +121,20 @@ def _attention_rate(dtype: torch.dtype, device: torch.device, clock: Clock) -> f
         query, key, value, gradient = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
         given = [tensor.requires_grad_() for tensor in (query, key, value)]
 
-        def step(given: list[torch.Tensor] = given, gradient: torch.Tensor = gradient) -> None:
-            out = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+        seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        mask = torch.zeros(length, length, device=device).masked_fill_(~seen, -torch.inf).to(dtype)
+        how = {"causal": {"is_causal": True}, "masked": {"attn_mask": mask}, "whole": {}}[kind]
+
+        def step(
+            given: list[torch.Tensor] = given, gradient: torch.Tensor = gradient, how: dict[str, Any] = how
+        ) -> None:
+            out = torch.nn.functional.scaled_dot_product_attention(*given, **how)
             torch.autograd.grad(out, given, gradient)
 
         with torch.enable_grad():
             seconds = _seconds(step, device, clock)
         if length == largest or seconds > 0.02:
             # Two products of queries and keys in the forward, five in the backward, of the pairs that are looked at.
-            return 14 * heads * width * length * (length + 1) / 2 / seconds
+            pairs = length * (length + 1) // 2 if kind == "causal" else length**2
+            return 14 * heads * width * pairs / seconds
         length *= 2

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -22,6 +22,9 @@ from memgraph.machine.memory import physical_memory
 Device: TypeAlias = torch.device | str
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+Attention: TypeAlias = Literal["causal", "masked", "whole"]
+"""Of each query to the keys up to its own; with a mask in memory, which says to which; to all keys."""
+_BY_DTYPE = ("flops", "attention", "masked_attention", "whole_attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +65,26 @@ class Hardware:
     attention: tuple[tuple[str, float], ...] = ()
     """FLOP/s of fused causal attention, forward and backward, by dtype name; those of products for a dtype without."""
 
+    masked_attention: tuple[tuple[str, float], ...] = ()
+    """The same of attention that is given a mask; those of causal attention for a dtype without."""
+
+    whole_attention: tuple[tuple[str, float], ...] = ()
+    """The same of attention of each query to all keys, without a mask."""
+
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
         rates = dict(self.flops)
         return rates.get(str(dtype).removeprefix("torch."), rates["float32"])
 
-    def attention_rate(self, dtype: torch.dtype | str) -> float:
-        """Return the FLOP/s of attention in `dtype`."""
-        return dict(self.attention).get(str(dtype).removeprefix("torch."), self.rate(dtype))
+    def attention_rate(self, dtype: torch.dtype | str, kind: Attention = "causal") -> float:
+        """Return the FLOP/s of attention in `dtype`, of the pairs of a query and a key that it looks at."""
+        name = str(dtype).removeprefix("torch.")
+        own = {"causal": self.attention, "masked": self.masked_attention, "whole": self.whole_attention}[kind]
+        return (dict(self.attention) | dict(own)).get(name, self.rate(dtype))
 
     def to_json(self) -> str:
         """Return the figures as a JSON object, to be read by `from_json`."""
-        by_dtype = {"flops": dict(self.flops), "attention": dict(self.attention)}
+        by_dtype = {name: dict(getattr(self, name)) for name in _BY_DTYPE}
         return json.dumps(dataclasses.asdict(self) | by_dtype, indent=2)
 
     @classmethod
@@ -82,13 +93,11 @@ class Hardware:
         try:
             fields = json.loads(text)
             fields.setdefault("measured", True)  # what was kept before there was the field was measured
-            fields.setdefault("attention", {})
-            rates = ("flops", "attention")
-            by_dtype = {name: tuple((str(k), float(v)) for k, v in fields[name].items()) for name in rates}
+            fields = dict.fromkeys(_BY_DTYPE[1:], {}) | fields
+            by_dtype = {name: tuple((str(k), float(v)) for k, v in fields[name].items()) for name in _BY_DTYPE}
             hardware = cls(**fields | by_dtype)
             figures = (
-                *dict(hardware.flops).values(),
-                *dict(hardware.attention).values(),
+                *(rate for name in _BY_DTYPE for _, rate in getattr(hardware, name)),
                 hardware.memory_bandwidth,
                 hardware.transcendental_rate,
                 hardware.kernel_overhead,

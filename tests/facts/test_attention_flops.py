@@ -70,3 +70,44 @@ def test_attention_is_priced_by_its_own_rate():
     machine = dataclasses.replace(built_in("cpu"), memory_bandwidth=1e15, kernel_overhead=1e-12)
     slower = dataclasses.replace(machine, attention=(("float32", machine.rate("float32") / 4),))
     assert seconds(call, slower) == pytest.approx(4 * seconds(call, machine))
+
+
+_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+CALLS = {
+    "causal": (_CPU, 3, {"is_causal": True}, 1),
+    "masked": (_CPU, 3, {"attn_mask": True}, 2),
+    "whole": (_CPU, 3, {}, 4),
+    "causal, backward": (f"{_CPU}_backward", 6, (0.0, True), 1),
+    "masked, backward": (f"{_CPU}_backward", 6, {"dropout_p": 0.0, "is_causal": False, "attn_mask": True}, 2),
+    "a card's, with a mask": ("_scaled_dot_product_efficient_attention", 3, (True, True), 2),
+    "a card's, without one": ("_scaled_dot_product_efficient_attention", 3, (None, True), 4),
+    "a card's that takes none": ("_scaled_dot_product_flash_attention", 3, {}, 4),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_kind_of_attention_is_priced_by_its_own_rate(name):
+    """Of as many operations: by 1, 2 and 4 GFLOP/s for causal calls, those with a mask, and those to all keys."""
+    target, tensors, more, gigaflops = CALLS[name]
+    graph = fx.Graph()
+    with fake_evaluation():
+        value, square = torch.empty(1, 4, 512, 64), torch.empty(1, 1, 512, 512)
+    nodes = [graph.placeholder(f"given_{place}") for place in range(tensors)]
+    mask = graph.placeholder("mask")
+    for node in nodes:
+        node.meta["val"] = value
+    mask.meta["val"] = square
+    given = more if isinstance(more, tuple) else ()
+    given = tuple(mask if place == 0 and item is True else item for place, item in enumerate(given))
+    named = {key: mask if key == "attn_mask" else item for key, item in more.items()} if given == () else {}
+    call = graph.call_function(getattr(torch.ops.aten, target).default, (*nodes, *given), named)
+    call.meta["val"] = (value, value)
+    machine = dataclasses.replace(
+        built_in("cpu"),
+        memory_bandwidth=1e15,
+        kernel_overhead=1e-12,
+        attention=(("float32", 1e9),),
+        masked_attention=(("float32", 2e9),),
+        whole_attention=(("float32", 4e9),),
+    )
+    assert seconds(call, machine) == pytest.approx(flops(call) / 1e9 / gigaflops)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memgraph.facts.masks.reach import Reach, reach_of
+from memgraph.facts.masks.reach import Reach, Reaches, reach_of
 
 TOKENS = 12
 HIDDEN = float("-inf")
@@ -149,3 +149,26 @@ def test_no_mask_of_any_data_is_read_beyond_its_reach(case):
         assert furthest <= before and -nearest <= after, text
     if not any(kind in text for kind in ("padding", "packing", "told")):  # then nothing depends on data
         assert (furthest, -nearest) == (before, after), text
+
+
+def test_masks_that_are_made_alike_are_read_once(monkeypatch):
+    """As layers make them: of the same inputs by the same operators, each for itself."""
+
+    def made(data: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        q, k = torch.arange(TOKENS)[:, None], torch.arange(TOKENS)[None, :]
+        held = [(k <= q) & (k > q - window) & padding(given) for window in (4, 4, 3) for given in (data, other)]
+        return tuple(torch.where(one, 0.0, HIDDEN) for one in held)
+
+    data = torch.zeros(2, TOKENS, dtype=torch.int64)
+    graph = make_fx(made, tracing_mode="fake")(data, data.clone())
+    masks = graph.graph.output_node().all_input_nodes
+    asked: list[fx.Node] = []
+
+    def counted(mask: fx.Node) -> Reach | None:
+        asked.append(mask)
+        return reach_of(mask)
+
+    monkeypatch.setattr("memgraph.facts.masks.reach.reach_of", counted)
+    reaches = Reaches()
+    assert [reaches.of(mask) for mask in masks] == [Reach(3, 0)] * 4 + [Reach(2, 0)] * 2
+    assert asked == [masks[0], masks[1], masks[4], masks[5]]

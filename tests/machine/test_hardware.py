@@ -44,6 +44,7 @@ def test_other_json_is_refused(text):
         {"transcendental_rate": float("inf")},
         {"flops": {"bfloat16": 1.0}},
         {"attention": {"bfloat16": 0.0}},
+        {"masked_attention": {"bfloat16": 0.0}},
         {"colour": "green"},
     ],
 )
@@ -67,9 +68,20 @@ def test_attention_goes_by_its_own_rate_where_that_was_measured():
     assert Hardware.from_json(measured.to_json()) == measured
 
 
-def test_figures_that_were_kept_before_attention_was_measured():
+def test_kinds_of_attention_go_by_their_own_rates():
+    measured = dataclasses.replace(
+        hardware.built_in("H100"), attention=(("bfloat16", 3e14),), masked_attention=(("bfloat16", 1e14),)
+    )
+    rates = [measured.attention_rate("bfloat16", kind) for kind in ("causal", "masked", "whole")]
+    assert rates == [3e14, 1e14, 3e14]  # what was not measured goes by causal attention
+    assert measured.attention_rate("float32", "masked") == measured.rate("float32")
+    assert Hardware.from_json(measured.to_json()) == measured
+
+
+@pytest.mark.parametrize("name", ["attention", "masked_attention", "whole_attention"])
+def test_figures_that_were_kept_before_attention_was_measured(name):
     kept = json.loads(hardware.built_in("H100").to_json())
-    del kept["attention"]
+    del kept[name]
     assert Hardware.from_json(json.dumps(kept)) == dataclasses.replace(
         hardware.built_in("H100"), measured=kept["measured"]
     )
@@ -178,7 +190,9 @@ def test_calibrate_gives_figures_that_can_be():
     assert Hardware.from_json(measured.to_json()) == measured
     assert 1e8 < measured.rate(torch.float32) < 1e14 and measured.measured
     assert dict(measured.attention).keys() == set(hardware.DTYPES)
-    assert 1e8 < measured.attention_rate(torch.float32) < 1e14
+    for kind in ("causal", "masked", "whole"):
+        assert 1e8 < measured.attention_rate(torch.float32, kind) < 1e14
+    assert measured.masked_attention != measured.attention != measured.whole_attention
     assert 1e8 < measured.memory_bandwidth < 1e13
     assert 1e-8 < measured.kernel_overhead < 1e-2
 

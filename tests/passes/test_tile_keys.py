@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from memgraph.facts.actions import Tile
 from memgraph.facts.masks.reach import Reach
-from memgraph.facts.tokens import attention
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.passes.tiles.body import sizes
 from memgraph.passes.tiles.keys import with_keys
@@ -278,7 +277,7 @@ def test_a_reach_that_is_wrong_is_found_and_refused(monkeypatch):
     def shorter(mask):
         return Reach(16, 0)  # a query reads 40
 
-    monkeypatch.setattr(attention, "reach_of", shorter)
+    monkeypatch.setattr("memgraph.facts.masks.reach.reach_of", shorter)
     torch.manual_seed(0)
     model, x = Attention(window(41)), torch.randn(1, 256, WIDTH)
     want = torch.autograd.grad(model(x), list(model.parameters()))
@@ -287,6 +286,20 @@ def test_a_reach_that_is_wrong_is_found_and_refused(monkeypatch):
     assert [count for count, _ in shards(plan)] == [4] and "keys" not in shards(plan)[0][1]
     (refusal,) = (r for r in plan.refusals if "keys" in r.what)
     assert refusal.reason.startswith("each shard is given all of them: ") and "differs from the whole" in refusal.reason
+
+
+@pytest.mark.parametrize("loss, refused", [("auto", True), (False, False)])
+def test_what_nobody_asks_for_is_not_refused(loss, refused):
+
+    def called(x):
+        return model(x) + (x @ head).cumsum(1).relu().sum()
+
+    model, head = Attention(window(41)), torch.randn(WIDTH, 8 * WIDTH, requires_grad=True)
+    runner = Eager(recompute=False, budget=None, tile={"mlp": False, "loss": loss, "attention": 4})
+    torch._dynamo.reset()
+    torch.compile(called, backend=runner)(torch.randn(1, 256, WIDTH)).backward()
+    (plan,) = runner.planned
+    assert [refusal.reason.partition(" ")[0] for refusal in plan.refusals] == ["cumsum"] * refused
 
 
 @pytest.mark.parametrize("dim", [0, 1])

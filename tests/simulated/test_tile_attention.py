@@ -11,7 +11,6 @@ import torch
 import memgraph
 from memgraph.facts.actions import Tile
 from memgraph.facts.masks.reach import Reach
-from memgraph.facts.tokens import attention
 from memgraph.reporting.report import Report
 from memgraph.verify.trial import Trial
 from tests.simulated.training import EXACT
@@ -54,7 +53,7 @@ def test_no_more_than_the_rows_of_a_shard_are_made(dtype, length, features):
 @pytest.mark.parametrize("length", [8192, 8000])
 def test_shards_are_given_the_keys_of_a_window(length, monkeypatch):
     """No kernel writes minus infinity here, so nothing proves what a query reads, and no trial can be run."""
-    monkeypatch.setattr(attention, "reach_of", lambda mask: Reach(699, 0))
+    monkeypatch.setattr("memgraph.facts.masks.reach.reach_of", lambda mask: Reach(699, 0))
     monkeypatch.setattr(Trial, "run", lambda self: None)
     model = Attention(window(700), layers=2, features=64).to("cuda", torch.bfloat16)
     x = torch.randn(1, length, 128, device="cuda", dtype=torch.bfloat16)

@@ -49,6 +49,38 @@ def reach_of(mask: fx.Node) -> Reach | None:
     return Reach(before, after) if min(before, after) < keys - 1 else None
 
 
+class Reaches:
+    """`reach_of` for the masks of one graph, once for those that are made alike: layers make a mask each."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Reach | None] = {}
+        """By the number of a mask."""
+        self._numbers: dict[str, int] = {}
+        """By what an operator does, with the numbers of what it reads."""
+        self._of: dict[fx.Node, int] = {}
+
+    def of(self, mask: fx.Node) -> Reach | None:
+        number = self._number(mask)
+        if number not in self._found:
+            self._found[number] = reach_of(mask)
+        return self._found[number]
+
+    def _number(self, wanted: fx.Node) -> int:
+        """Equal for nodes that the same operators make of the same inputs."""
+        pending = [wanted]
+        while pending:
+            node = pending[-1]
+            missing = [read for read in node.all_input_nodes if read not in self._of]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            told = fx.map_arg((node.args, dict(node.kwargs)), lambda read: f"%{self._of[read]}")
+            does = f"{node.target} {told}" if node.op == "call_function" else node.name
+            self._of[node] = self._numbers.setdefault(does, len(self._numbers))
+        return self._of[wanted]
+
+
 def _furthest(may: Callable[[int], bool], keys: int) -> int:
     """The most steps, from 0 to less than the keys, that may be; `may` holds up to some number of steps alone."""
     low, high = 0, keys  # not known that more than `low` may be; known that `high` may not

@@ -12,15 +12,14 @@ far away (a window), a shard is given the keys alone that its queries may read.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import fx
 
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.joint import overwritten_inputs
-from memgraph.facts.masks.reach import Reach, reach_of
+from memgraph.facts.masks.reach import Reaches
 from memgraph.facts.operators import argument, family, qualified_name, short_name
 from memgraph.facts.tokens.graph import TokenGraph, common_path
 from memgraph.facts.tokens.nodes import shape_of
@@ -88,13 +87,13 @@ def find_attention(
     backward = _backward_calls(graph)
     regions: list[TokenRegion] = []
     refused: list[RefusedRegion] = []
-    known = functools.cache(reach_of)  # layers share a mask
+    reaches = Reaches()
     for call in graph.nodes:
         mask = mask_of(call)
         if mask is None or call in graph.backward:
             continue
         try:
-            region = _region(graph, [call, *backward.get(call, ())], mask, device, known)
+            region = _region(graph, [call, *backward.get(call, ())], mask, device, reaches)
         except MixesTokens as problem:
             what = problem.node.name if problem.node.op == "placeholder" else short_name(problem.node.target)
             refused.append(RefusedRegion(common_path([call]), problem.node.name, f"{what} {problem.reason}"))
@@ -120,9 +119,9 @@ def _region(
     calls: Sequence[fx.Node],
     mask: fx.Node,
     device: str,
-    known: Callable[[fx.Node], Reach | None],
+    reaches: Reaches,
 ) -> TokenRegion:
-    """The region of a call of attention.  calls: it, and its backward.  known: `reach_of`.  Raises MixesTokens."""
+    """The region of a call of attention.  calls: it, and its backward.  Raises MixesTokens."""
     call = calls[0]
     kernel = KERNELS.get(qualified_name(call.target))
     if kernel is None:
@@ -155,7 +154,7 @@ def _region(
     left = [node for node in ends if node in handed or not set(node.users) <= set(members)]
     sizes = [logical_bytes(node.meta["val"]) for node in rows.members if family(node.target) != "view"]
     reads = {read for node in members for read in node.all_input_nodes if read not in states}
-    reach = None if rows.all_keys or any(mask_of(node) not in (mask, None) for node in calls) else known(mask)
+    reach = None if rows.all_keys or any(mask_of(node) not in (mask, None) for node in calls) else reaches.of(mask)
     return TokenRegion(
         kind="attention",
         module=common_path([call]),
