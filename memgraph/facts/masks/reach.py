@@ -58,6 +58,7 @@ class Reaches:
         self._numbers: dict[str, int] = {}
         """By what an operator does, with the numbers of what it reads."""
         self._of: dict[fx.Node, int] = {}
+        """By node, its number."""
 
     def of(self, mask: fx.Node) -> Reach | None:
         number = self._number(mask)
