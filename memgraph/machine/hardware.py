@@ -122,17 +122,24 @@ def _built_in(
     overhead: float,
     gib: int,
     link_gb_per_s: float,
+    attention: tuple[float, ...] = (),
 ) -> Hardware:
+    """attention: TFLOP/s of causal attention in half types, and of attention with a mask."""
     flops = tuple((dtype, rate * 1e12) for dtype, rate in zip(DTYPES, tflops, strict=True))
     link = link_gb_per_s * 1e9
-    return Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3, link, link)
+    figures = Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3, link, link)
+    kinds = (tuple((dtype, rate * 1e12) for dtype in ("bfloat16", "float16")) for rate in attention)
+    return dataclasses.replace(figures, **dict(zip(("attention", "masked_attention"), kinds, strict=False)))
 
 
 # Conservative: about 60 % of the dense peak that the maker gives, 80 % of the memory bandwidth and of the link (PCIe
 # 5.0 or 4.0 at 16 lanes). exp over a large tensor is bound by that bandwidth on these GPUs: 8 bytes an element.
+# Attention was measured on an H100 (docs/decisions/0018): cuDNN's, 2 x 16 heads x 4,096 x 128 in bfloat16. An H200
+# computes with the same chip; of other cards it is not known, and goes by products.
+_HOPPER_ATTENTION = (467, 306)
 _BUILT_IN = (
-    _built_in("H200", "cuda", (40, 590, 590, 20), 3800, 4.8e11, 5e-6, 139, 50),
-    _built_in("H100", "cuda", (40, 590, 590, 20), 2700, 3.4e11, 5e-6, 79, 50),
+    _built_in("H200", "cuda", (40, 590, 590, 20), 3800, 4.8e11, 5e-6, 139, 50, _HOPPER_ATTENTION),
+    _built_in("H100", "cuda", (40, 590, 590, 20), 2700, 3.4e11, 5e-6, 79, 50, _HOPPER_ATTENTION),
     _built_in("A100", "cuda", (12, 190, 190, 6), 1250, 1.6e11, 5e-6, 39, 25),
     _built_in("RTX 4090", "cuda", (50, 100, 100, 0.8), 800, 1.0e11, 5e-6, 23, 25),
 )
