@@ -122,14 +122,14 @@ def _built_in(
     overhead: float,
     gib: int,
     link_gb_per_s: float,
-    attention: tuple[float, ...] = (),
+    attention: tuple[float, float] | None = None,
 ) -> Hardware:
-    """attention: TFLOP/s of causal attention in half types, and of attention with a mask."""
+    """attention: TFLOP/s in half types of causal attention, and of attention with a mask, where that is known."""
     flops = tuple((dtype, rate * 1e12) for dtype, rate in zip(DTYPES, tflops, strict=True))
+    causal, masked = (tuple((dtype, rate * 1e12) for dtype in DTYPES[1:3]) for rate in attention or (0, 0))
     link = link_gb_per_s * 1e9
     figures = Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3, link, link)
-    kinds = (tuple((dtype, rate * 1e12) for dtype in ("bfloat16", "float16")) for rate in attention)
-    return dataclasses.replace(figures, **dict(zip(("attention", "masked_attention"), kinds, strict=False)))
+    return dataclasses.replace(figures, attention=causal, masked_attention=masked) if attention else figures
 
 
 # Conservative: about 60 % of the dense peak that the maker gives, 80 % of the memory bandwidth and of the link (PCIe
