@@ -126,10 +126,14 @@ def _built_in(
 ) -> Hardware:
     """attention: TFLOP/s in half types of causal attention, and of attention with a mask, where that is known."""
     flops = tuple((dtype, rate * 1e12) for dtype, rate in zip(DTYPES, tflops, strict=True))
-    causal, masked = (tuple((dtype, rate * 1e12) for dtype in DTYPES[1:3]) for rate in attention or (0, 0))
+    causal, masked = map(_in_half_types, attention) if attention else ((), ())
     link = link_gb_per_s * 1e9
     figures = Hardware(name, device, flops, gb_per_s * 1e9, exps, overhead, gib * 1024**3, link, link)
-    return dataclasses.replace(figures, attention=causal, masked_attention=masked) if attention else figures
+    return dataclasses.replace(figures, attention=causal, masked_attention=masked)
+
+
+def _in_half_types(tflops: float) -> tuple[tuple[str, float], ...]:
+    return ("bfloat16", tflops * 1e12), ("float16", tflops * 1e12)
 
 
 # Conservative: about 60 % of the dense peak that the maker gives, 80 % of the memory bandwidth and of the link (PCIe
