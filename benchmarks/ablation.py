@@ -6,12 +6,14 @@
 The stages are those of planner_gap.py, with recomputation alone: each one's best plan under a budget is written to a
 file, and a process compiles it by the option `plan`. The levers are options: each alone, each pair, all. Budgets are
 shares of the activation peak as planner_gap.py has them, given in bytes. All arms of one budget step in turn; a ratio
-is one of two steps of the same round. The peak of a step is counted above what stands before it.
+is one of two steps of the same round. The peak of a step is counted above what stands before it. The arms' processes
+keep the memory that they free (harness.HEAP_KEPT).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -75,7 +77,10 @@ def _measured(model: str, budget: Result, part: str, folder: str, rounds: int, a
             for arm, levers in LEVERS.items()
             if arm in arms
         }
-    found = harness.compare("benchmarks.ablation:work", {arm: given | task for arm, task in tasks.items()}, rounds)
+    start = functools.partial(Process, environment=harness.HEAP_KEPT)
+    found = harness.compare(
+        "benchmarks.ablation:work", {arm: given | task for arm, task in tasks.items()}, rounds, start
+    )
     return [given | {"part": part} | row for row in found.values()]
 
 

@@ -99,13 +99,14 @@ def _nvme(wanted: ScratchOptions, hardware: Hardware, device: torch.device, here
             capacity, why = disk_room, text
     extra = runtime.room(1, "nvme", hardware.device) - PAGE
     figures = disk.load(folder)
-    drag = figures.taken if torch.device(hardware.device).type == "cpu" else 0.0
+    drag, each = figures.taken if torch.device(hardware.device).type == "cpu" else (0.0, 0.0)
     own: dict[str, Any] = {
         "page": PAGE,
         "extra": extra,
         "gpudirect": gpudirect,
         "limit": limit,
         "drag": drag,
+        "each": each,
         "why": why,
     }
     return Tier("nvme", *figures.rates(gpudirect), capacity, **own)

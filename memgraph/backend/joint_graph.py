@@ -58,8 +58,7 @@ class _Variant:
     @property
     def seconds(self) -> float:
         """Predicted time of a step as Inductor partitions this graph."""
-        once = sum(self.facts.values[i].seconds for i in (*self.facts.forward, *self.facts.backward))
-        return once + sum(self.planner.stock.schedule.seconds)
+        return self.planner.candidates.stock_step
 
 
 @dataclasses.dataclass(frozen=True)

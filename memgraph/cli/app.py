@@ -112,8 +112,12 @@ def _disk_rows(folder: str, rates: Any, on_gpu: bool) -> Iterator[tuple[str, str
         if rates.knows_gpudirect:
             yield f"{way}, {folder} (GPUDirect)", f"{getattr(rates, f'gpudirect_{way}') / 1e9:,.2f} GB/s", ""
     if not on_gpu:
-        told = "not known: the machine had other work" if rates.drag is None else f"{rates.drag:.0%} of their time"
-        yield "taken by copies from a CPU's work", told, f"{disk.BUILT_IN.taken:.0%}"
+        share, once = disk.BUILT_IN.taken
+        told, told_once = "not known: the machine had other work", ""
+        if rates.drag is not None:
+            told, told_once = f"{rates.taken[0]:.0%} of their time", f"{rates.taken[1] * 1e3:.2f} ms"
+        yield "taken by copies from a CPU's work", told, f"{share:.0%}"
+        yield "and by each value, out and back", told_once, f"{once * 1e3:.2f} ms"
     if on_gpu or rates.knows_gpudirect:
         yield "GPUDirect", f"not used: {rates.against_gpudirect}" if rates.against_gpudirect else "used", ""
 
@@ -130,6 +134,8 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
     yield "to the host", f"{figures.link_out / 1e9:,.1f} GB/s"
     yield "from the host", f"{figures.link_in / 1e9:,.1f} GB/s"
     yield "exp", f"{figures.transcendental_rate / 1e9:,.2f} G elements/s"
+    if figures.device == "cpu":
+        yield "a truth value stored and loaded", f"{figures.truth_time * 1e9:.1f} ns"
     yield "overhead of a kernel", f"{figures.kernel_overhead * 1e6:.1f} us"
     yield "capacity", format_size(figures.capacity)
 

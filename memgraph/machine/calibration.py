@@ -22,6 +22,8 @@ Clock: TypeAlias = Callable[[], float]
 def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardware:
     """Measure the figures of `device`, in a few seconds. Other work on it meanwhile makes them worse.
 
+    On a CPU two small kernels are compiled by Inductor.
+
     clock: `time.process_time` leaves out what other processes take of a CPU, where one thread computes.
     Raises ValueError for a device that is neither CUDA nor the CPU, OffloadError where the host pool is refused, and
     what torch raises where the device is missing.
@@ -51,6 +53,7 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
         attention=_attention_rates("causal", device, clock),
         masked_attention=_attention_rates("masked", device, clock),
         whole_attention=_attention_rates("whole", device, clock),
+        truth_time=0.0 if cuda else _truth_time(clock),
     )
 
 
@@ -70,6 +73,25 @@ def _seconds(
     timed(1)  # what only the first call costs
     calls = max(1, round(sample / timed(3)))
     return statistics.median(timed(calls) for _ in range(samples))
+
+
+def _truth_time(clock: Clock) -> float:
+    """Seconds that an entry of dtype bool costs to store and to load, in Inductor's kernels, besides its bytes."""
+    device = torch.device("cpu")
+    numbers = torch.randn(1 << 21)
+    truths = numbers <= 0
+
+    @functools.partial(torch.compile, dynamic=False, fullgraph=True)
+    def both(x: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(below, 0.0, x), x <= 0
+
+    @functools.partial(torch.compile, dynamic=False, fullgraph=True)
+    def neither(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(y <= 0, 0.0, x), x + y
+
+    with_truths = _seconds(lambda: both(numbers, truths), device, clock)
+    without = _seconds(lambda: neither(numbers, numbers), device, clock)
+    return max(0.0, with_truths - without) / numbers.numel()
 
 
 def _link(

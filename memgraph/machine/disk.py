@@ -17,9 +17,10 @@ from memgraph.base.folder import cache_folder, write_atomically
 _MARGIN = 0.1
 
 
-# What a copy takes from a CPU's work beside it, where nobody has measured it. Here a step of a Llama became longer by
-# two thirds of what its copies take (docs/decisions/0015-bounds.md).
-BUILT_IN_DRAG = 2 / 3
+# What copies take from a CPU's work beside them, where nobody has measured it: a share of their time, and seconds for
+# each value that goes out and back (docs/decisions/0015-bounds.md, "What copies take from a CPU").
+BUILT_IN_DRAG = 0.4
+BUILT_IN_EACH = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +52,14 @@ class Disk:
     """Seconds that a second of copying takes from a CPU that computes beside it, 0 to 1; None where it was not
     measured. A GPU is not held up: it has engines for copies."""
 
+    each: float | None = None
+    """Seconds that such a CPU loses for each value that goes out and back, however small; None where `drag` is, and in
+    figures that were kept when `drag` was all that was measured, and had these seconds in it."""
+
     @property
-    def taken(self) -> float:
-        """`drag`, or the built-in figure."""
-        return BUILT_IN_DRAG if self.drag is None else self.drag
+    def taken(self) -> tuple[float, float]:
+        """`drag` and `each`, or the built-in figures."""
+        return (BUILT_IN_DRAG, BUILT_IN_EACH) if self.drag is None else (self.drag, self.each or 0.0)
 
     @property
     def knows_gpudirect(self) -> bool:
@@ -92,7 +97,8 @@ class Disk:
             infinity = float("inf")
             staged = all(0 < rate < infinity for rate in (disk.write, disk.read))
             direct = all(0 <= rate < infinity for rate in (disk.gpudirect_write, disk.gpudirect_read))
-            if staged and direct and 0 <= disk.taken <= 1:
+            drag, each = disk.taken
+            if staged and direct and 0 <= drag <= 1 and 0 <= each < infinity:
                 return disk
         except (TypeError, ValueError) as error:
             raise ValueError(f"not the figures of a disk: {error}") from error

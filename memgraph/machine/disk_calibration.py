@@ -1,6 +1,6 @@
 """Measure how fast a scratch folder is written and read, through the runtime's own input and output.
 
-On the CPU also what copies take from the work beside them: matrix products run alone and beside copies, in turn.
+On the CPU also what copies take from the work beside them: products and passes over memory, alone and beside copies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from memgraph.runtime.value import OffloadedValue
 _EACH = 32 << 20
 _VALUES = 8
 _SECONDS = 1.0  # to measure a direction for, about
-# Beside products, values of about the size of a model's leave one after another, each with products for so many times
-# as long as its copy takes: so that all copies hide.
+# Beside work, values of about the size of a model's leave one after another, each with work for so many times as long
+# as its copy takes, and at least so many seconds: so that all copies hide. Tiny ones leave in the same way, whose
+# copies take next to nothing: what they take is what a value takes however small it is.
 _SMALL = 4 << 20
+_TINY = 64 << 10
 _LONGER = 3
+_LEAST = 3e-3
 _ROUNDS = 31  # medians of 7 on a quiet machine lay between 0.41 and 0.94, of 31 between 0.46 and 0.64
 _SIDE = 384  # of the matrices
+_PASS = 4 << 20  # floats, more than caches hold
 _SPREAD = 0.5  # between the quartiles of the rounds: of rounds that differ more nothing is believed
 
 
@@ -47,7 +51,8 @@ def calibrate_disk(folder: str | Path, device: torch.device | str = "cpu", gds: 
         write, read = _rates(tier, Settings())
         staged = Disk(write, read, direct=bool(tier.direct))
         if gds is None and device.type == "cpu":
-            return dataclasses.replace(staged, drag=_drag(tier, staged))
+            drag, each = _taken(tier, staged) or (None, None)
+            return dataclasses.replace(staged, drag=drag, each=each)
         if not tier.register():
             return dataclasses.replace(staged, refusal=tier.refusal)
         try:
@@ -98,22 +103,38 @@ def _rate(move: Callable[[], None], device: torch.device) -> float:
     return _VALUES * _EACH / statistics.median(seconds)
 
 
-def _drag(tier: NvmeTier, disk: Disk) -> float | None:
-    """Seconds that a second of copying takes from products that run beside it on all of torch's threads.
+def _taken(tier: NvmeTier, disk: Disk) -> tuple[float, float] | None:
+    """What copies take from the work that runs beside them on all of torch's threads.
 
-    None where the rounds differ too much to say: other work was on the machine.
+    Seconds for each second of copying, and seconds for each value that goes out and back, however small. None where
+    the rounds differ too much to say: other work was on the machine.
     """
-    product, source = _Product(), torch.randint(0, 256, (min(_SMALL, _EACH),), dtype=torch.uint8)
-    copying = source.nbytes / disk.write + source.nbytes / disk.read
-    products = max(1, round(_LONGER * copying / 2 / product.seconds))
-    lost: list[float] = []
-    for number in range(_ROUNDS + 1):
-        alone = product.run(2 * _VALUES * products)
-        beside = _beside(tier, source, lambda: product.run(products))
-        if number:  # the first writes blocks that were never written
-            lost.append((beside - alone) / (_VALUES * copying))
-    low, middle, high = statistics.quantiles(lost, n=4)
-    return None if high - low > _SPREAD else min(1.0, max(0.0, middle))
+    work = _Work()
+    small, tiny = (_Beside(tier, disk, work, min(size, _EACH)) for size in (_SMALL, _TINY))
+    lost = [(small.lost(), tiny.lost()) for _ in range(_ROUNDS + 1)][1:]  # the first writes blocks never written
+    low, middle, high = statistics.quantiles([of_small for of_small, _ in lost], n=4)
+    if high - low > _SPREAD * small.copying:
+        return None
+    little = min(max(0.0, statistics.median(of_tiny for _, of_tiny in lost)), max(0.0, middle))
+    drag = min(1.0, (max(0.0, middle) - little) / (small.copying - tiny.copying))
+    return drag, max(0.0, little - drag * tiny.copying)
+
+
+class _Beside:
+    """Values of one size that leave and come back beside work."""
+
+    def __init__(self, tier: NvmeTier, disk: Disk, work: _Work, size: int) -> None:
+        self.tier, self.work = tier, work
+        self.source = torch.randint(0, 256, (size,), dtype=torch.uint8)
+        self.copying = size / disk.write + size / disk.read
+        """Seconds that a value is copied, out and back."""
+        self.times = max(1, round(max(_LONGER * self.copying / 2, _LEAST) / work.seconds))
+        """How often the work runs beside each copy."""
+
+    def lost(self) -> float:
+        """Seconds that a value takes from the work, which runs alone and then beside the copies."""
+        alone = self.work.run(2 * _VALUES * self.times)
+        return (_beside(self.tier, self.source, lambda: self.work.run(self.times)) - alone) / _VALUES
 
 
 def _beside(tier: NvmeTier, source: torch.Tensor, work: Callable[[], float]) -> float:
@@ -134,16 +155,23 @@ def _beside(tier: NvmeTier, source: torch.Tensor, work: Callable[[], float]) -> 
     return time.perf_counter() - start
 
 
-class _Product:
-    """A matrix product, run any number of times."""
+class _Work:
+    """What a step does, run any number of times: products, and a pass over memory that takes about as long.
+
+    Copies hold up passes over memory about twice as much as products.
+    """
 
     def __init__(self) -> None:
         self.left, self.right, self.out = (torch.randn(_SIDE, _SIDE) for _ in range(3))
+        self.source, self.target = torch.zeros(_PASS), torch.zeros(_PASS)
         self.run(3)
         self.seconds = self.run(20) / 20
 
     def run(self, times: int) -> float:
+        """Seconds of so many runs."""
         start = time.perf_counter()
         for _ in range(times):
             torch.mm(self.left, self.right, out=self.out)
+            torch.mm(self.left, self.right, out=self.out)
+            torch.add(self.source, 1, out=self.target)
         return time.perf_counter() - start

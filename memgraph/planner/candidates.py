@@ -93,7 +93,7 @@ class Candidates:
         self.stock_time = self._seconds(base)
         """Seconds that Inductor's own choice recomputes, and writes what would not be written otherwise."""
         self.stock_step = sum(facts.values[i].seconds for i in (*facts.forward, *facts.backward)) + self.stock_time
-        """About the seconds of a step by Inductor's own choice."""
+        """The seconds of a step by Inductor's own choice."""
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}

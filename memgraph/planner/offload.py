@@ -7,7 +7,8 @@ Why not a library: whether a copy hides depends on all others in its queue and o
 helps depends on what stands at the peak. Both are known when the whole step has been swept with its copies in place.
 
 Algorithm: each of a few candidates is a base. Of its saved values those born first leave, as few as the bound asks for
-(search): they are away the longest, so their copies hide best. The window of bytes that may be under way is the
+(search): they are away the longest, so their copies hide best; those that would take more by leaving than by their
+copies (`Tier.each`) come last. The window of bytes that may be under way is the
 widest that fits: a smaller one gives memory back earlier and makes the step wait longer. The fastest of all bases wins.
 
 Oracle: tests/properties/test_plans.py: copies at any legal time give the same bits and the peak of the sweep, and no
@@ -126,7 +127,7 @@ class Offloader:
 
     def _least_cost(self, size: int) -> float:
         """Seconds that a step takes longer, at least, if so many bytes leave: what leaves lowers a peak by no more."""
-        return min((tier.drag * tier.seconds(max(0, size)) for tier in self.tiers.tiers), default=0.0)
+        return min((tier.taken(size) for tier in self.tiers.tiers), default=0.0) if size > 0 else 0.0
 
     def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
         """The fastest candidate found near the best one and near the bases; of small graphs."""
@@ -199,6 +200,11 @@ class Offloader:
         ]
         return sorted(found, key=clock.slot.__getitem__)
 
+    def _light(self, i: int) -> bool:
+        """Whether a value takes more on its way to any tier by leaving at all than its copies take."""
+        size = self.facts.values[i].bytes
+        return all(tier.each > tier.seconds(size) for tier in self.tiers.tiers)
+
     def _shared(self, base: Candidate) -> set[int]:
         """Saved values of which a view is saved as well: their bytes would stay."""
         values, saved = self.facts.values, base.schedule.saved
@@ -239,7 +245,7 @@ class Offloader:
 
     def _under(self, base: Candidate, bound: int) -> Candidate | None:
         """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
-        movable = self.movable(base)
+        movable = sorted(self.movable(base), key=self._light)
         narrowest = self._emptied(base, 0)
         if narrowest.peak > bound:  # nothing gives memory back earlier
             return self._alone(base, bound)

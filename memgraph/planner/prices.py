@@ -3,7 +3,7 @@
 Problem: a pointwise value that only fused operators read is never written to memory. To compute it again in the kernel
 that needs it costs its transcendental functions and nothing else, but to save it costs a write in the forward and a
 read in the backward that nobody pays otherwise. Without these prices, a plan of a small Llama saved the one-hot of its
-labels (16 MiB).
+labels (16 MiB). Truth values cost a CPU more (`Hardware.truth_time`).
 
 Why not a library: Inductor decides what it fuses when it lowers the graph, and the plan has to be made before.
 
@@ -34,7 +34,8 @@ def price_fusion(facts: JointFacts, hardware: Hardware) -> JointFacts:
     forward = written(facts.values, forward_program(facts, ()))
     for i in facts.forward:
         if values[i].kind == "pointwise" and i not in forward:
-            fuse(i, hold=2 * values[i].bytes / hardware.memory_bandwidth)
+            truths = values[i].bytes if values[i].label.dtype == "bool" else 0
+            fuse(i, hold=2 * values[i].bytes / hardware.memory_bandwidth + truths * hardware.truth_time)
     backward = written(facts.values, make_schedule(facts, facts.stock_saved, settle=False).backward)
     for i in facts.backward:
         if values[i].kind == "pointwise" and i not in backward:

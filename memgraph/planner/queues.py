@@ -12,7 +12,8 @@ Algorithm: one queue a tier and direction, each as fast as its link. The copies 
 first operator by which the queue is predicted to be through with it. The copies back start as late as still hides them.
 A window bounds the bytes that are under way: a smaller one gives memory back earlier and makes the step wait longer.
 Where copies have no engines of their own, a copy that hides still takes a share of its time from the operators beside
-it (`Tier.drag`); for one that the step waits for anyway, nothing is taken.
+it (`Tier.drag`); for one that the step waits for anyway, nothing is taken. And each value that leaves takes a time of
+its own (`Tier.each`), whatever its size.
 
 Oracle: tests/planner/test_queues.py plays the copies on a clock of its own; the step waits no longer than predicted.
 """
@@ -54,6 +55,9 @@ class Tier:
     drag: float = 0.0
     """Seconds that a second of copying takes from the operators beside it, 0 to 1: the CPU's cores copy too, a GPU has
     engines for it."""
+    each: float = 0.0
+    """Seconds that the operators lose for each value that goes out and back, however small: a CPU's cores hand out its
+    copies and are woken for them."""
     why: str = dataclasses.field(default="", compare=False, repr=False)
     """What the capacity is, to read. Not compared: it may tell what is free to the byte."""
 
@@ -64,6 +68,10 @@ class Tier:
     def seconds(self, size: int) -> float:
         """How long `size` bytes are copied, out and back."""
         return size / self.out + size / self.back
+
+    def taken(self, size: int) -> float:
+        """Seconds that the operators lose for a value of `size` bytes that goes out and back while they run."""
+        return self.each + self.drag * self.seconds(size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +97,7 @@ class Placement:
     stall: float
     """Seconds that the step waits for the copies."""
     drag: float
-    """Seconds that the copies take from the operators beside them."""
+    """Seconds that the values which leave take from the operators: `Tier.each`, and `Tier.drag` of what hides."""
 
 
 class Clock:
@@ -141,14 +149,15 @@ def place(
 
 
 def drag(facts: JointFacts, chosen: Iterable[tuple[int, Tier]], stall: float) -> float:
-    """Seconds that copies take from the operators beside them, where the step waits for `stall` seconds of the copies.
+    """Seconds that values which leave take from the operators, where the step waits for `stall` seconds of the copies.
 
     Which copies it waits for does not matter: the share of all copies that hides is taken.
     """
+    chosen = list(chosen)
     copies = [(tier.seconds(facts.values[v].bytes), tier.drag) for v, tier in chosen]
     total = sum(seconds for seconds, _ in copies)
     hidden = max(0.0, 1 - stall / total) if total else 0.0
-    return hidden * sum(seconds * share for seconds, share in copies)
+    return hidden * sum(seconds * share for seconds, share in copies) + sum(tier.each for _, tier in chosen)
 
 
 def _out(

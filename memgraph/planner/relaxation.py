@@ -44,6 +44,7 @@ class Relaxation:
         """The variable of the peak, in units."""
         # What hides costs its drag, and what is waited for costs all of its time and no drag. So copies of c seconds,
         # of which s are waited for, cost at least drag * c + (1 - drag) * s, with the largest drag in the last term.
+        # What a value takes however small it is comes beside that.
         wait = 1.0 - max((tier.drag for tier in self.tiers), default=0.0)
         self.waits = (self.program.variable(cost=wait, most=np.inf), self.program.variable(cost=wait, most=np.inf))
         """The variables of the time that the forward and the backward wait for copies, in `second`."""
@@ -86,7 +87,7 @@ class Relaxation:
         leaves = value.movable and value.storage not in self._returned and value.bytes >= self._min_bytes
         if v in self.saved and leaves and self.tiers:
             for tier in self.tiers:
-                self.away[v, tier.name] = program.variable(cost=tier.drag * tier.seconds(value.bytes) / self.second)
+                self.away[v, tier.name] = program.variable(cost=tier.taken(value.bytes) / self.second)
             program.row([(self.saved[v], 1.0), *((column, -1.0) for column in self.leaving(v))], 0.0)
 
     def leaving(self, v: int) -> list[int]:

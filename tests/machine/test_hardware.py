@@ -205,6 +205,7 @@ def test_calibrate_gives_figures_that_can_be():
     assert measured.masked_attention != measured.attention != measured.whole_attention
     assert 1e8 < measured.memory_bandwidth < 1e13
     assert 1e-8 < measured.kernel_overhead < 1e-2
+    assert 0 <= measured.truth_time < 1e-6
 
 
 def test_figures_kept_before_links_were_measured_are_still_read():
@@ -213,6 +214,14 @@ def test_figures_kept_before_links_were_measured_are_still_read():
     assert Hardware.from_json(json.dumps(fields)).link_out > 0
     with pytest.raises(ValueError, match="not the figures of a device"):
         Hardware.from_json(json.dumps(fields | {"link_out": 0}))
+
+
+def test_figures_kept_before_truth_values_were_measured_are_still_read():
+    fields = json.loads(hardware.built_in("cpu").to_json())
+    assert fields.pop("truth_time") > 0
+    assert Hardware.from_json(json.dumps(fields)).truth_time == 0 == hardware.built_in("H100").truth_time
+    with pytest.raises(ValueError, match="not the figures of a device"):
+        Hardware.from_json(json.dumps(fields | {"truth_time": -1e-9}))
 
 
 def test_links_are_measured_by_the_runtimes_own_copies(monkeypatch):
@@ -234,10 +243,13 @@ def test_disk_figures_round_trip_and_are_kept_by_disk(tmp_path, folder):
     file.write_text("{")
     assert disk.load(tmp_path) == disk.BUILT_IN
     assert disk.load(tmp_path / "missing") == disk.BUILT_IN
-    assert figures.drag is None and figures.taken == disk.BUILT_IN_DRAG  # kept before it was measured, or for a GPU
+    built_in = (disk.BUILT_IN_DRAG, disk.BUILT_IN_EACH)
+    assert figures.drag is None and figures.taken == built_in  # kept before it was measured, or for a GPU
     kept = dataclasses.replace(figures, drag=0.0)
-    assert disk.Disk.from_json(kept.to_json()).taken == 0
-    bad = ('{"write": 1, "read": 1, "gpudirect_read": -1}', '{"write": 1, "read": 1, "drag": 2}')
+    assert disk.Disk.from_json(kept.to_json()).taken == (0, 0)  # measured with what each value takes in it
+    assert disk.Disk.from_json(dataclasses.replace(kept, each=1e-3).to_json()).taken == (0, 1e-3)
+    bad = [f'{{"write": 1, "read": 1, {figure}}}' for figure in ('"gpudirect_read": -1', '"drag": 2')]
+    bad.append('{"write": 1, "read": 1, "drag": 0, "each": -1}')
     for text in ("[]", "{}", '{"write": 0, "read": 1}', *bad):
         with pytest.raises(ValueError, match="not the figures of a disk"):
             disk.Disk.from_json(text)
@@ -301,8 +313,9 @@ def test_what_copies_take_from_a_cpu_is_measured(tmp_path, small_values, monkeyp
     monkeypatch.setattr(disk_calibration, "_SPREAD", math.inf)  # whatever else the machine does
     measured = calibrate_disk(tmp_path)
     assert measured.drag is not None and 0 <= measured.drag <= 1
-    monkeypatch.setattr(disk_calibration, "_SPREAD", -1.0)
-    assert calibrate_disk(tmp_path).taken == disk.BUILT_IN_DRAG
+    assert measured.each is not None and 0 <= measured.each < 1
+    monkeypatch.setattr(disk_calibration, "_SPREAD", -math.inf)
+    assert calibrate_disk(tmp_path).taken == (disk.BUILT_IN_DRAG, disk.BUILT_IN_EACH)
     assert not list(tmp_path.iterdir())
     assert calibrate_disk(tmp_path, gds=GdsFiles()).drag is None  # as from a GPU, which has engines for copies
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from memgraph.planner import polish
+from memgraph.planner import offload, polish
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.offload import Offloader, Tiers
 from memgraph.planner.queues import Tier
@@ -72,6 +72,26 @@ def test_nothing_leaves_where_its_copies_take_more_than_recomputation():
     assert not taken.moves and taken.seconds > free.seconds
     cheap = best(2e8, 0.01)
     assert cheap.moves and cheap.seconds == pytest.approx(free.seconds + cheap.drag) and cheap.drag > 0
+
+
+def test_small_values_leave_last_where_leaving_costs_more_than_their_copies(monkeypatch):
+    """Eight values of 100 and of 4 bytes in turn: a bound that two large ones keep is kept by them alone."""
+    monkeypatch.setattr(offload, "FEW", 0)  # no value is tried on the device afterwards
+    sizes = [100, 4] * 4
+    facts = chain([((n,), size, 1.0, True, "") for n, size in enumerate(sizes)], regions=8)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    facts = dataclasses.replace(facts, values=movable)
+
+    def left(each: float) -> list[int]:
+        offloader = Planner(facts, fused=False, offload=Tiers((Tier("host", 1e3, 1e3, each=each),))).offloader
+        assert offloader is not None
+        base = offloader.plain
+        found = offloader._under(base, base.peak - 150)
+        assert found is not None
+        return [facts.values[move.value].bytes for move in found.moves]
+
+    assert 4 in left(0.0)  # the first ones born
+    assert set(left(0.05)) == {100}  # copies of 4 bytes take 0.008 s, of 100 bytes 0.2 s
 
 
 class _Counted(tuple[int, ...]):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from memgraph.facts.joint import JointFacts
+from memgraph.facts.values import Label
 from memgraph.machine.hardware import Hardware
+from memgraph.planner.candidates import Candidates
 from memgraph.planner.prices import price_fusion
 from tests.support.facts import value
 
@@ -26,3 +32,21 @@ def test_a_value_that_one_kernel_makes_and_reads_costs_a_write_and_a_read_to_sav
     priced = price_fusion(facts, HARDWARE).values
     assert [v.seconds for v in priced] == [0.0, 3.0, 5.0, 5.0, 0.0, 3.0, 5.0]  # less a write of 200 bytes
     assert [v.hold for v in priced] == [0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_truth_values_cost_a_cpu_what_their_vectors_cost():
+    """le fuses into what reads it in both directions: to save it, a CPU stores and loads each of its entries."""
+    values = (
+        value("x", "primal", at=0, size=200),
+        dataclasses.replace(value("le", "pointwise", 0, at=1, size=50, seconds=1.0), label=Label(dtype="bool")),
+        value("out", "pointwise", 1, at=2, size=200, seconds=5.0),
+        value("dz", "tangent", at=3, size=200),
+        value("dx", "pointwise", 3, 1, at=4, size=200, seconds=5.0),
+    )
+    facts = JointFacts(values, (1, 2), (4,), (2,), (4,), frozenset((1,)), ("",))
+    on_gpu, on_cpu = (price_fusion(facts, dataclasses.replace(HARDWARE, truth_time=time)) for time in (0.0, 0.25))
+    assert on_gpu.values[1].hold == 1.0  # 50 bytes written and read
+    assert on_cpu.values[1].hold == pytest.approx(1.0 + 50 * 0.25)
+    # Inductor saves it, and pays for it in its step.
+    steps = [Candidates(facts).stock_step for facts in (on_gpu, on_cpu)]
+    assert steps[1] - steps[0] == pytest.approx(50 * 0.25)

@@ -126,6 +126,8 @@ def test_what_hides_costs_nothing_and_what_does_not_is_waited_for():
     assert drag(4.0, 1, 0.0) == 0.0
     assert drag(4.0, 1, 0.5) == pytest.approx(0.5)  # a second out, hidden, and one back, beside nothing
     assert drag(0.5, 4, 0.5) == pytest.approx(0.0, abs=1e-6)  # sixteen seconds beside nothing
+    each = Tier("host", 0.5, 0.5, each=3.0)
+    assert place(facts, schedule, clock, [(4, each)], math.inf).drag == pytest.approx(3.0)  # whoever waits
     assert stall(4.0, 1) == pytest.approx(0.0, abs=1e-6)  # a second of copying under three operators of two seconds
     assert stall(0.5, 1) == pytest.approx(2.0)  # eight seconds, of which six are hidden
     assert stall(0.5, 4) == pytest.approx(8.0)  # born last: nothing runs meanwhile

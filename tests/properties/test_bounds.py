@@ -68,10 +68,11 @@ def test_no_plan_beats_its_bound(program, fused):
     st.sampled_from([0.0, 1000.0, math.inf]),
     st.one_of(st.none(), st.integers(100, 4000)),
     st.sampled_from([0.0, 0.4, 1.0]),
+    st.sampled_from([0.0, 1e-9, 1e-6]),
 )
-def test_no_plan_with_copies_beats_its_bound(program, out, back, window, capacity, drag):
+def test_no_plan_with_copies_beats_its_bound(program, out, back, window, capacity, drag, each):
     facts = capture(program).facts
-    tier = Tier("host", out, back, capacity=capacity, drag=drag)
+    tier = Tier("host", out, back, capacity=capacity, drag=drag, each=each)
     planner = Planner(facts, offload=Tiers((tier,)))
     bounds = LowerBounds(planner.candidates, Tiers((tier,)))
     offloader = planner.offloader
