@@ -134,8 +134,8 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
     yield "to the host", f"{figures.link_out / 1e9:,.1f} GB/s"
     yield "from the host", f"{figures.link_in / 1e9:,.1f} GB/s"
     yield "exp", f"{figures.transcendental_rate / 1e9:,.2f} G elements/s"
-    if figures.device == "cpu":
-        yield "a truth value stored and loaded", f"{figures.truth_time * 1e9:.1f} ns"
+    yield "a truth value stored and loaded", f"{figures.truth_time * 1e9:.2g} ns"
+    yield "a random number", f"{figures.random_time * 1e9:.2g} ns"
     yield "overhead of a kernel", f"{figures.kernel_overhead * 1e6:.1f} us"
     yield "capacity", format_size(figures.capacity)
 

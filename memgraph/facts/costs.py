@@ -3,7 +3,7 @@
 An operator with a kernel of its own: its FLOPs (torch.utils.flop_counter's formulas) over the measured rate, or its
 traffic over the memory bandwidth, whichever is longer, and the overhead of a kernel. An operator that Inductor fuses:
 the traffic of its output, since the kernel that it joins reads its inputs anyway (a reduction's inputs count as well),
-and its transcendental functions over their rate.
+and its transcendental functions over their rate, or its random numbers.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ def seconds(node: Node, hardware: Hardware) -> float:
         time = written / hardware.memory_bandwidth
         if qualified_name(node.target) in TRANSCENDENTAL:
             time += written / max(1, _element_size(value)) / hardware.transcendental_rate
+        if compat.inductor_pure_random(node.target):
+            time += written / max(1, _element_size(value)) * hardware.random_time
         if kind == "reduction":
             time += sum(logical_bytes(arg.meta.get("val")) for arg in node.all_input_nodes) / hardware.memory_bandwidth
         return time

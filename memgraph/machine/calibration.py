@@ -22,7 +22,7 @@ Clock: TypeAlias = Callable[[], float]
 def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardware:
     """Measure the figures of `device`, in a few seconds. Other work on it meanwhile makes them worse.
 
-    On a CPU two small kernels are compiled by Inductor.
+    Three small kernels are compiled by Inductor.
 
     clock: `time.process_time` leaves out what other processes take of a CPU, where one thread computes.
     Raises ValueError for a device that is neither CUDA nor the CPU, OffloadError where the host pool is refused, and
@@ -39,6 +39,7 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
     exp = seconds(lambda: torch.exp(source, out=target))
     tiny = torch.zeros(1, device=device)
     link_out, link_in = _link(source, target, device, clock)
+    truth_time, random_time = _entry_times(device, clock)
     return Hardware(
         name=device_name(device),
         device=device.type,
@@ -53,7 +54,8 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
         attention=_attention_rates("causal", device, clock),
         masked_attention=_attention_rates("masked", device, clock),
         whole_attention=_attention_rates("whole", device, clock),
-        truth_time=0.0 if cuda else _truth_time(clock),
+        truth_time=truth_time,
+        random_time=random_time,
     )
 
 
@@ -75,23 +77,30 @@ def _seconds(
     return statistics.median(timed(calls) for _ in range(samples))
 
 
-def _truth_time(clock: Clock) -> float:
-    """Seconds that an entry of dtype bool costs to store and to load, in Inductor's kernels, besides its bytes."""
-    device = torch.device("cpu")
-    numbers = torch.randn(1 << 21)
+def _entry_times(device: torch.device, clock: Clock) -> tuple[float, float]:
+    """Seconds that an entry of dtype bool, stored and loaded, and a random number cost in Inductor's kernels.
+
+    Besides the bytes: from the time of a kernel with them that of one without is taken.
+    """
+    numbers = torch.randn(1 << (26 if device.type == "cuda" else 21), device=device)
     truths = numbers <= 0
 
-    @functools.partial(torch.compile, dynamic=False, fullgraph=True)
-    def both(x: torch.Tensor, below: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.where(below, 0.0, x), x <= 0
+    def with_truths(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(truths, 0.0, x), x <= 0
 
-    @functools.partial(torch.compile, dynamic=False, fullgraph=True)
-    def neither(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.where(y <= 0, 0.0, x), x + y
+    def without(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(x <= 0, 0.0, x), x + numbers
 
-    with_truths = _seconds(lambda: both(numbers, truths), device, clock)
-    without = _seconds(lambda: neither(numbers, numbers), device, clock)
-    return max(0.0, with_truths - without) / numbers.numel()
+    def with_draws(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(torch.rand_like(x) <= 0.5, 0.0, x), x + numbers
+
+    def seconds(fn: Callable[[torch.Tensor], Any]) -> float:
+        compiled = torch.compile(fn, dynamic=False, fullgraph=True)
+        return _seconds(lambda: compiled(numbers), device, clock)
+
+    plain = seconds(without)
+    truth, random = (max(0.0, seconds(fn) - plain) / numbers.numel() for fn in (with_truths, with_draws))
+    return truth, random
 
 
 def _link(

@@ -73,7 +73,10 @@ class Hardware:
 
     truth_time: float = 0.0
     """Seconds that an entry of dtype bool costs, besides its byte, where a kernel that Inductor makes stores it and
-    another loads it. A vector of them is put together entry by entry on a CPU; on a GPU it costs nothing."""
+    another loads it. A vector of them is put together entry by entry on a CPU. Built in for a CPU alone."""
+
+    random_time: float = 0.0
+    """Seconds that a random number costs in a kernel that Inductor makes. Built in for a CPU alone."""
 
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
@@ -109,8 +112,9 @@ class Hardware:
                 hardware.link_out,
                 hardware.link_in,
             )
+            entries = hardware.truth_time, hardware.random_time
             whole = "float32" in dict(hardware.flops) and isinstance(hardware.measured, bool)
-            if whole and all(0 < figure < float("inf") for figure in figures) and 0 <= hardware.truth_time < 1:
+            if whole and all(0 < figure < float("inf") for figure in figures) and 0 <= min(entries) <= max(entries) < 1:
                 return hardware
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the figures of a device: {error}") from error
@@ -156,7 +160,9 @@ _BUILT_IN = (
 _GENERIC = {
     "cuda": _built_in("generic CUDA device", "cuda", (10, 50, 50, 0.3), 400, 5e10, 5e-6, 16, 10),
     "cpu": dataclasses.replace(
-        _built_in("generic CPU", "cpu", (0.05, 0.01, 0.01, 0.025), 15, 5e8, 2e-6, 16, 7), truth_time=5e-9
+        _built_in("generic CPU", "cpu", (0.05, 0.01, 0.01, 0.025), 15, 5e8, 2e-6, 16, 7),
+        truth_time=5e-9,
+        random_time=5e-9,
     ),
 }
 

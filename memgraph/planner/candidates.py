@@ -125,7 +125,11 @@ class Candidates:
         return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self.stock_time)
 
     def _seconds(self, schedule: Schedule) -> float:
-        return sum(schedule.seconds) + sum(self.facts.values[i].hold for i in schedule.saved)
+        """Seconds of what is computed again, and of what is written that fusion would not: saved values and masks."""
+        values, backward = self.facts.values, schedule.backward
+        settled = (values[backward.values[slot]] for slot in backward.settled)
+        written = sum(value.hold for value in settled if value.masks)
+        return sum(schedule.seconds) + sum(values[i].hold for i in schedule.saved) + written
 
     @functools.cached_property
     def savable(self) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def make_schedule(
     """Order the backward for a saved set; saved values that nothing needs are dropped.
 
     settle: the forward runs in the order of plans, not in Inductor's; sums of a gradient are written to memory one by
-    one, and so is a mask that is computed again and read by several steps. By itself Inductor adds products one by one,
+    one, and so is a mask that is drawn again and read by several steps. By itself Inductor adds products one by one,
     and makes one kernel of all other additions, until which all that they add stays live; and of a mask it writes the
     random numbers, which take more bytes. So is a value that an operator reads in a larger size: Inductor would write
     it in that. And a product that a sum adds to what comes later is computed in its place; by itself Inductor computes
@@ -296,7 +296,9 @@ def _settled(facts: JointFacts, steps: Sequence[int], reads: Sequence[Sequence[i
     sums, masks = facts.sums_of_products, facts.random_masks
     if settle:
         sums = sums | facts.settled
-    mask = {n for n, i in enumerate(steps) if i in masks} if settle and masks else ()
+    # Where the numbers themselves are saved, they are at hand, and each reader compares them.
+    drawn = {n for n, i in enumerate(steps) if i in masks and any(read >= 0 for read in reads[n])} if masks else set()
+    mask = drawn if settle else ()
     readers = Counter(read for step in reads for read in step if read in mask) if mask else {}
     for n, i in enumerate(steps):
         if i in sums or readers.get(n, 0) > 1:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import sweep
+from memgraph.planner.candidates import Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from tests.support.facts import SETTINGS, again, graphs, value
@@ -90,7 +92,12 @@ def test_a_mask_that_several_read_is_written_where_it_is_computed_again():
     assert [again.backward.values[slot] for slot in again.backward.settled] == [2]
     assert not saved.backward.settled  # the mask is not computed again
     assert not make_schedule(facts, (3,)).backward.settled  # one reader: it is inlined
+    assert not make_schedule(facts, (1,)).backward.settled  # the numbers are saved: both readers compare them
     assert not make_schedule(facts, (), settle=False).backward.settled
     named = dict(zip(again.backward.values, sweep(values, again.backward, fused=True).usage, strict=True))
     unsettled = make_schedule(facts, (), settle=False).backward
+    written = dataclasses.replace(values[2], hold=0.5)
+    priced = dataclasses.replace(facts, values=(*values[:2], written, *values[3:]))
+    assert Candidates(priced).of(frozenset()).seconds == pytest.approx(Candidates(facts).of(frozenset()).seconds)
+    assert Candidates(priced).of(frozenset((1,))).seconds < Candidates(facts).of(frozenset((1,))).seconds
     assert named[6] == dict(zip(unsettled.values, sweep(values, unsettled, fused=True).usage, strict=True))[6] + 2
