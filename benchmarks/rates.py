@@ -1,7 +1,7 @@
 """Are predicted times true?  A step of plain Inductor and one of memgraph under a budget, against what was predicted.
 
     python -m benchmarks.rates
-    python -m benchmarks.rates --models llama:4,gpt2:4 --budget 0.6
+    python -m benchmarks.rates --models gpt2:2,bert:2 --dropout 0.1
 
 The machine is calibrated first, into a cache of its own. Each model has a process of its own, in which both steps are
 compiled and then run in turn. One thread computes, and its processor's seconds are counted, in the calibration too: on
@@ -42,6 +42,7 @@ MORE = (0.8, 0.9)
 def main(
     models: Annotated[str, typer.Option(help="Models by commas, with their layers.")] = MODELS,
     budget: Annotated[float, typer.Option(help="Share of the activations.")] = 0.6,
+    dropout: Annotated[float, typer.Option(help="Share of the activations, and of attention, that is dropped.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="Steps of each kind.")] = 9,
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "rates",
 ) -> None:
@@ -52,7 +53,7 @@ def main(
         figures = Process("benchmarks.rates:calibrated", {}, environment=alone).result()
         harness.say(str(figures))
         for model in models.split(","):
-            task = {"model": model, "budget": budget, "rounds": rounds}
+            task = {"model": model, "budget": budget, "dropout": dropout, "rounds": rounds}
             for row in Process("benchmarks.rates:steps", task, environment=alone).results(LIMIT):
                 harness.say(str(row))
                 rows.append({"model": model} | row | {"machine": figures})
@@ -121,7 +122,8 @@ def steps(task: Task) -> Iterator[Result]:
 
     name, _, layers = task["model"].partition(":")
     torch.set_num_threads(1)
-    case = make(name, Shape(layers=int(layers), hidden=256, sequence=512, vocabulary=4096))
+    shape = Shape(layers=int(layers), hidden=256, sequence=512, vocabulary=4096, dropout=task["dropout"])
+    case = make(name, shape)
     loss = case.loss
     plain = torch.compile(lambda *inputs: loss(*inputs), fullgraph=True)
     for share in (task["budget"], *MORE):

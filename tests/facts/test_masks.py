@@ -65,6 +65,9 @@ CAUSAL = {
     "window of all": lambda q: (
         (positions(q)[:, None] >= positions(q)) & (positions(q) > positions(q)[:, None] - LENGTH)
     ),
+    "one chunk": lambda q: (
+        (positions(q)[:, None] >= positions(q)) & (positions(q)[:, None] // LENGTH == positions(q) // LENGTH)
+    ),
     "batch": lambda q: (positions(q)[:, None] >= positions(q)).expand(q.shape[0], 1, -1, -1),
     "heads": lambda q: (positions(q)[:, None] >= positions(q)).expand(q.shape[0], q.shape[1], -1, -1).clone(),
     "repeated": lambda q: (positions(q)[:, None] >= positions(q)).repeat(q.shape[0], 1, 1, 1),
@@ -113,7 +116,12 @@ OTHER = {
         lambda q: positions(q).to(torch.int8)[:, None] * 60 >= positions(q).to(torch.int8) * 60,
         "too large",
     ),
-    "parity": (lambda q: positions(q)[:, None] // 2 >= positions(q) // 2, "is no operator of masks"),
+    "pairs": (lambda q: positions(q)[:, None] // 2 >= positions(q) // 2, "keys that come after it"),
+    "chunks": (
+        lambda q: (positions(q)[:, None] // 4 == positions(q) // 4) & (positions(q)[:, None] >= positions(q)),
+        "may not read all keys up to its own",
+    ),
+    "parity": (lambda q: positions(q)[:, None] % 2 >= positions(q) % 2, "is no operator of masks"),
     "drawn": (lambda q: torch.rand(q.shape[2], q.shape[2]) > 0.5, "draws random numbers"),
     "data": (lambda q: (q[0, 0, :, :1] > 0) & (positions(q)[:, None] >= positions(q)), "made of data"),
     "padding": (lambda q: (positions(q)[:, None] >= positions(q)) & (q[0, 0, :, 0] > 0), "made of data"),

@@ -50,6 +50,12 @@ def packing(data: Tensor) -> Tensor:
     return one == other
 
 
+def chunks(q: Tensor, k: Tensor, data: Tensor, length: int = 4) -> Tensor:
+    """Whether both are in the same one, counted from the first token that is not padding."""
+    pads = (data.cumsum(-1) == 0).sum(-1)[:, None, None, None]
+    return (k - pads) // length == (q - pads) // length
+
+
 TABLE: dict[str, tuple[Mask, Reach | None]] = {
     "causal": (lambda q, k, d: k <= q, Reach(TOKENS - 1, 0)),
     "a window": (lambda q, k, d: (k <= q) & (k > q - 4), Reach(3, 0)),
@@ -68,6 +74,15 @@ TABLE: dict[str, tuple[Mask, Reach | None]] = {
     "packing in a window": (lambda q, k, d: packing(d) & (k <= q) & (q - k < 5), Reach(4, 0)),
     "a distance that data tell": (lambda q, k, d: (k <= q) & (q - k < d[:, None, :, None]), Reach(TOKENS - 1, 0)),
     "data cut off": (lambda q, k, d: (k <= q) & (q - k < d[:, None, :, None].clamp(0, 2)), Reach(TOKENS - 1, 0)),
+    "chunks": (lambda q, k, d: (k <= q) & (q // 4 == k // 4), Reach(3, 0)),
+    "chunks of both sides": (lambda q, k, d: q // 5 == k // 5, Reach(4, 4)),
+    "chunks from the first token": (lambda q, k, d: (k <= q) & chunks(q, k, d), Reach(3, 0)),
+    "other chunks": (lambda q, k, d: (k <= q) & (q // 4 != k // 4), Reach(TOKENS - 1, 0)),
+    "rounded towards zero": (
+        lambda q, k, d: (k <= q) & (q.div(4, rounding_mode="trunc") == k.div(4, rounding_mode="trunc")),
+        Reach(TOKENS - 1, 0),
+    ),
+    "chunks by data": (lambda q, k, d: (k <= q) & (q // d[:, None, :, None] == 1), Reach(TOKENS - 1, 0)),
     "the smallest number": (lambda q, k, d: torch.where((k <= q) & (k > q - 4), 0.0, -3.4028234663852886e38), None),
     "a distance that is added": (lambda q, k, d: torch.where(k <= q, (k - q).float(), HIDDEN), None),
     "two numbers": (lambda q, k, d: torch.where(k > q, HIDDEN, torch.where(k > q - 4, 1.5, HIDDEN)), Reach(3, 0)),
@@ -111,12 +126,16 @@ def masks(draw: st.DrawFn, depth: int = 3) -> tuple[str, Mask]:
     """A mask, with how it is written."""
     if depth == 0 or draw(st.booleans()):
         bound = draw(st.integers(-4, 5))
-        kind = draw(st.sampled_from(["after", "before", "same", "near", "padding", "packing", "told"]))
+        kinds = ["after", "before", "same", "near", "chunk", "padding", "packing", "told", "padded chunk"]
+        kind = draw(st.sampled_from(kinds))
+        length = abs(bound) + 1
         table: dict[str, Mask] = {
             "after": lambda q, k, d: k > q + bound,
             "before": lambda q, k, d: q - k >= bound,
             "same": lambda q, k, d: k + bound == q,
             "near": lambda q, k, d: (k - q).abs() < bound,
+            "chunk": lambda q, k, d: (q + 2) // length == k // length,
+            "padded chunk": lambda q, k, d: chunks(q, k, d, length),
             "padding": lambda q, k, d: padding(d) & (q >= 0),
             "packing": lambda q, k, d: packing(d),
             "told": lambda q, k, d: q - k < d[:, None, :, None] + bound,
@@ -147,7 +166,7 @@ def test_no_mask_of_any_data_is_read_beyond_its_reach(case):
         steps = away[seen].tolist()
         furthest, nearest = max([furthest, *steps]), min([nearest, *steps])
         assert furthest <= before and -nearest <= after, text
-    if not any(kind in text for kind in ("padding", "packing", "told")):  # then nothing depends on data
+    if not any(kind in text for kind in ("padding", "packing", "told", "padded")):  # then nothing depends on data
         assert (furthest, -nearest) == (before, after), text
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.facts.masks.conditions import Condition, TooIntricate, at_least, every, negated, possible, some
+from memgraph.facts.masks.conditions import Condition, TooIntricate, at_least, every, negated, some
 from memgraph.facts.masks.entries import Cases, Entries, aligned, inside
 from memgraph.facts.masks.linear import Linear, variable
 from memgraph.facts.masks.rules import RULES
@@ -134,9 +134,9 @@ def _differs(entries: Entries, mask: torch.Tensor, length: Any) -> str:
     entry = entries.at(mask, place, within)
     read = entry if not isinstance(entry, tuple) else _read(entry, mask.dtype)
     before: Condition = at_least(query, key)
-    if possible(*within, read, negated(before)):
+    if entries.possible(*within, read, negated(before)):
         return "not the causal mask: a query may read keys that come after it"
-    if possible(*within, before, negated(read)):
+    if entries.possible(*within, before, negated(read)):
         return "not the causal mask: a query may not read all keys up to its own (a window, padding, packing)"
     return ""
 

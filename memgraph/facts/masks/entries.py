@@ -41,7 +41,10 @@ class Entries:
     def __init__(self, trace: Trace, rules: dict[str, Rule], *, with_data: bool = False) -> None:
         """with_data: a truth value or a whole number that is not known may be any, and is no reason to raise."""
         self.trace, self.rules, self.with_data = trace, rules, with_data
+        self.defined: Within = ()
+        """What holds of variables that stand for a number made of others, whatever these are: part of each question."""
         self._known: dict[tuple, Entry] = {}
+        self._defined: dict[Any, Linear] = {}
         self._sizes = self._bounds()
         self._fresh = 0
 
@@ -58,6 +61,32 @@ class Entries:
         """A new variable."""
         self._fresh += 1
         return Linear(((f"step {self._fresh}", 1),))
+
+    def quotient(self, number: Linear, divisor: int) -> Linear:
+        """A number divided by a positive one, rounded down."""
+        if number.number is not None:
+            return whole(number.number // divisor)
+
+        def holds(found: Linear) -> Within:
+            rest = number - found * divisor
+            return at_least(rest), at_least(divisor - 1, rest)
+
+        return self._one((number, divisor), holds)
+
+    def count(self, key: Any, most: Linear) -> Linear:
+        """How many of at most `most` things there are, which data tell.  key: of what is counted."""
+        return self._one(key, lambda found: (at_least(found), at_least(most, found)))
+
+    def _one(self, key: Any, holds: Callable[[Linear], Within]) -> Linear:
+        """The variable of a key, of which something holds."""
+        if key not in self._defined:
+            self._defined[key] = self.fresh()
+            self.defined += holds(self._defined[key])
+        return self._defined[key]
+
+    def possible(self, *conditions: Condition) -> bool:
+        """False only if the conditions cannot all hold at once.  Raises TooIntricate."""
+        return possible(*self.defined, *conditions)
 
     def at(self, tensor: torch.Tensor, place: Place, within: Within) -> Entry:
         """What stands at a place of a tensor."""
@@ -109,12 +138,12 @@ class Entries:
         if not isinstance(entry, tuple):
             if isinstance(entry, bool):
                 return entry
-            if not possible(*within, entry):
+            if not self.possible(*within, entry):
                 return False
-            return True if not possible(*within, negated(entry)) else entry
+            return True if not self.possible(*within, negated(entry)) else entry
         found: dict[Number, list[Condition]] = {}
         for condition, number in entry:
-            if possible(*within, condition):
+            if self.possible(*within, condition):
                 found.setdefault(_key(number), []).append(condition)
         if len(found) > MOST:
             raise NotKnown("its entries are of too many kinds")
@@ -130,7 +159,7 @@ class Entries:
                 raise NotKnown(f"it turns {number} into a whole number")
             sizes = [bound for name, _ in number.terms for bound in self._sizes.get(name, ())]
             for beyond in (at_least(number, limits.max + 1), at_least(limits.min - 1, number)):
-                if possible(*within, *sizes, condition, beyond):
+                if self.possible(*within, *sizes, condition, beyond):
                     raise NotKnown(f"a number in it may be too large for {dtype}")
 
 

@@ -96,9 +96,9 @@ def _read(entries: Entries, mask: torch.Tensor) -> tuple[Condition, tuple[Condit
     place = [variable(f"dim {dim}") for dim in range(mask.dim() - 2)] + [variable("query"), variable("key")]
     within = inside(place, mask.shape)
     entry = entries.at(mask, aligned(tuple(place), mask.shape), within)
-    if not isinstance(entry, tuple):
-        return entry, within
-    return some(*(condition for condition, number in entry if number != float("-inf"))), within
+    if isinstance(entry, tuple):
+        entry = some(*(condition for condition, number in entry if number != float("-inf")))
+    return entry, (*within, *entries.defined)
 
 
 def joint_trace(node: fx.Node) -> Trace:

@@ -205,7 +205,35 @@ def _triangle(upper: bool) -> Rule:
     return rule
 
 
+def _rounded_down(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
+    """A whole number divided by a positive constant, rounded down."""
+    numbers, divisors = (as_cases(_operand(entries, call, name, place, within)) for name in ("self", "other"))
+    by = divisors[0][1]
+    divisor = by.number if len(divisors) == 1 and isinstance(by, Linear) else None
+    down = call.arguments.get("rounding_mode", "floor") == "floor"
+    if call.output.dtype.is_floating_point or divisor is None or divisor < 1 or not down:
+        raise NotKnown(f"{call.name} is called in a way that is not known")
+    found: list[tuple[Condition, Number]] = []
+    for condition, number in numbers:
+        if not isinstance(number, Linear):
+            raise NotKnown("it divides a fraction")
+        found.append((condition, entries.quotient(number, divisor)))
+    return tuple(found)
+
+
 # --- sums --------------------------------------------------------------------------------------------------
+
+
+def _sum(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
+    """How many of the truth values in some dimensions are true: any number up to all of them."""
+    source, dims = call.arguments["self"], call.arguments.get("dim")
+    dims = range(source.dim()) if dims is None else dims
+    lengths = [size(source.shape[dim]) for dim in dims]
+    if source.dtype is not torch.bool or call.output.dtype.is_floating_point or not entries.with_data:
+        raise NotKnown(f"it is made of data ({call.name})")
+    if len(lengths) != 1:
+        raise NotKnown(f"{call.name} is called in a way that is not known")
+    return ((True, entries.count((id(call.output), place), lengths[0])),)
 
 
 def _cumulative_sum(entries: Entries, call: Call, place: Place, within: Within) -> Entry:
@@ -232,6 +260,9 @@ _SAME = ("_to_copy", "clone", "alias", "detach", "lift_fresh", "lift_fresh_copy"
 _RULES: dict[str, Rule] = {
     "arange": _arange,
     "cumsum": _cumulative_sum,
+    "sum": _sum,
+    "div": _rounded_down,
+    "floor_divide": _rounded_down,
     "where": _where,
     "masked_fill": _masked_fill,
     "tril": _triangle(upper=False),
