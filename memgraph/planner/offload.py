@@ -203,7 +203,7 @@ class Offloader:
     def _light(self, i: int) -> bool:
         """Whether a value takes more on its way to any tier by leaving at all than its copies take."""
         size = self.facts.values[i].bytes
-        return all(tier.each > tier.seconds(size) for tier in self.tiers.tiers)
+        return all(tier.each > tier.seconds(size) for tier in self.tiers.tiers if not tier.only_rules)
 
     def _shared(self, base: Candidate) -> set[int]:
         """Saved values of which a view is saved as well: their bytes would stay."""

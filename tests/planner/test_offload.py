@@ -83,7 +83,9 @@ def test_small_values_leave_last_where_leaving_costs_more_than_their_copies(monk
     facts = dataclasses.replace(facts, values=movable)
 
     def left(each: float) -> list[int]:
-        offloader = Planner(facts, fused=False, offload=Tiers((Tier("host", 1e3, 1e3, each=each),))).offloader
+        by_rules = Tier("host", 1e3, 1e3, only_rules=True)  # as on a CPU
+        tiers = Tiers((by_rules, Tier("nvme", 1e3, 1e3, each=each)))
+        offloader = Planner(facts, fused=False, offload=tiers).offloader
         assert offloader is not None
         base = offloader.plain
         found = offloader._under(base, base.peak - 150)
