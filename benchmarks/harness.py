@@ -33,8 +33,8 @@ Result = dict[str, Any]
 LONGEST_MESSAGE = 300  # characters of an error's text
 # With this in its environment a process keeps what it frees, and maps no block for itself. Otherwise glibc gives memory
 # back to the system by where its heap happens to end, and each page of it is made again in the next step: of a Llama
-# between none and 17,000 from one process to the next, at 2.6 us each here, so up to 6 % of a step. A process with jemalloc
-# or tcmalloc does not do that.
+# between none and 17,000 from one process to the next, at 2.6 us each here, so up to 6 % of a step. A process with
+# jemalloc or tcmalloc does not do that.
 HEAP_KEPT = {"GLIBC_TUNABLES": f"glibc.malloc.trim_threshold={1 << 40}:glibc.malloc.mmap_threshold={1 << 40}"}
 
 
