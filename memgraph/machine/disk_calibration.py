@@ -134,25 +134,24 @@ class _Beside:
     def lost(self) -> float:
         """Seconds that a value takes from the work, which runs alone and then beside the copies."""
         alone = self.work.run(2 * _VALUES * self.times)
-        return (_beside(self.tier, self.source, lambda: self.work.run(self.times)) - alone) / _VALUES
+        return (self._moved() - alone) / _VALUES
 
-
-def _beside(tier: NvmeTier, source: torch.Tensor, work: Callable[[], float]) -> float:
-    """Seconds of moving all values out and back, with `work` beside each copy."""
-    held: list[OffloadedValue] = []
-    start = time.perf_counter()
-    for i in range(_VALUES):
-        out = tier.offload(f"calibrate {i}", source, Settings())
-        out.start()
-        work()
-        out.finish()
-        held.append(out.value)
-    for value in held:
-        back = tier.reload(value, tier.empty(value, value.layout))
-        back.start()
-        work()
-        back.finish()
-    return time.perf_counter() - start
+    def _moved(self) -> float:
+        """Seconds of moving all values out and back, with the work beside each copy."""
+        held: list[OffloadedValue] = []
+        start = time.perf_counter()
+        for i in range(_VALUES):
+            out = self.tier.offload(f"calibrate {i}", self.source, Settings())
+            out.start()
+            self.work.run(self.times)
+            out.finish()
+            held.append(out.value)
+        for value in held:
+            back = self.tier.reload(value, self.tier.empty(value, value.layout))
+            back.start()
+            self.work.run(self.times)
+            back.finish()
+        return time.perf_counter() - start
 
 
 class _Work:
