@@ -14,7 +14,6 @@ Oracle: tests/planner/test_search.py compares it with a walk over all numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from memgraph.planner.candidates import Candidate
@@ -33,8 +32,9 @@ def fewest_that_fit(
     middle = False
     while high - low > 1:
         between = high - low
-        share = 0.5 if middle or above <= below else (above - bound) / (above - below)
-        number = min(max(low + math.ceil(share * between), low + 1), high - 1)
+        # In whole numbers: 29 / 108 of 108 layers are 29, and rounded up from a float 30.
+        part, whole = (1, 2) if middle or above <= below else (above - bound, above - below)
+        number = min(max(low - (-part * between // whole), low + 1), high - 1)
         found = at(number)
         if found is not None:
             tried.append(found)

@@ -96,6 +96,28 @@ def test_small_values_leave_last_where_leaving_costs_more_than_their_copies(monk
     assert set(left(0.05)) == {100}  # copies of 4 bytes take 0.008 s, of 100 bytes 0.2 s
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_no_value_leaves_that_need_not(share, monkeypatch):
+    """Twelve values, all of which have left: what stays keeps the bound, is faster, and none of the others can stay."""
+    facts = chain([((n,), (100, 4, 30)[n % 3], 1.0, True, "") for n in range(12)], regions=12)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    facts = dataclasses.replace(facts, values=movable)
+    offloader = Planner(facts, fused=False, offload=Tiers((Tier("nvme", 1e3, 1e3, each=0.01),))).offloader
+    assert offloader is not None
+    base = offloader.plain
+    everything = offloader._emptied(base, 0)
+    bound = int(everything.peak + share * (base.peak - everything.peak))
+    found = offloader._kept_back(everything, bound)
+    assert found.peak <= bound and found.seconds < everything.seconds
+    gone = [move.value for move in found.moves]
+    assert 0 < len(gone) < len(everything.moves)
+    for value in gone:
+        less = offloader._with(base, offloader._assign(base, [v for v in gone if v != value]), 0)
+        assert less.peak > bound or less.seconds >= found.seconds
+    monkeypatch.setattr(offload, "SWEEPS_TO_KEEP", 0)
+    assert offloader._kept_back(everything, bound) is everything
+
+
 class _Counted(tuple[int, ...]):
     """Values, of which each that is looked at is counted."""
 
