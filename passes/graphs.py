@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import torch
 from torch import fx
 
 from memgraph.facts.tokens.region import TokenRegion
@@ -81,7 +82,7 @@ class Tiled:
 
     region: TokenRegion
     shards: int
-    keys: tuple[int, ...] = ()
+    keys: tuple[int | torch.SymInt, ...] = ()
     """Of attention, how many keys each shard is given, in order; empty where each is given all."""
 
 
@@ -90,6 +91,8 @@ class TilePlan:
     """What is tiled."""
 
     tiles: tuple[Tiled, ...] = ()
+    assumed: tuple[tuple[str, int], ...] = ()
+    """By name, what the symbols of the graph's sizes are at least, besides what its guards say."""
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,7 @@ class Planning:
         while not self.cuts.holds(choice.variant.cut):
             self.known.clear()  # the same shards are other tiles now
             choice = self.choose(plain, wanted)
+        self.tiling.assume(choice.variant.cut.shards)
         split, plan, outlining = self.realise(choice)
         planned = self.planned(choice, plan, plain, wanted)
         refused = (*planned.refusals, *outlining.refusals)

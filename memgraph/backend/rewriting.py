@@ -86,7 +86,8 @@ def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
     """
 
     def check(before: Joint, after: Joint, pass_name: str) -> None:
-        verify_tiles(before.module, after.module, [(t.region, t.shards) for t in plan.tiles], tried)
+        shards = [(t.region, t.shards) for t in plan.tiles]
+        verify_tiles(before.module, after.module, shards, tried, assumed=dict(plan.assumed))
 
     return check
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import fx
 
 from memgraph import passes
 from memgraph.backend.options import Options
 from memgraph.backend.rewriting import check_tiles, rewrite
 from memgraph.backend.rules import first_match
+from memgraph.backend.tile_lengths import Lengths, with_all_keys
 from memgraph.base import compat
 from memgraph.base.errors import PlanError
 from memgraph.base.sizes import format_size
 from memgraph.facts.actions import Origin, Tile, TileOption
 from memgraph.facts.costs import logical_bytes
-from memgraph.facts.masks.reach import Reaches
 from memgraph.facts.operators import family
-from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
-from memgraph.facts.tokens.attention import find_attention, mask_of
+from memgraph.facts.tokens.attention import find_attention
 from memgraph.facts.tokens.find import find_regions
 from memgraph.facts.tokens.region import RefusedRegion, TokenRegion
 from memgraph.facts.tokens.scores import find_scores
@@ -28,9 +28,16 @@ from memgraph.facts.tokens.states import MixesTokens
 from memgraph.passes.graphs import Joint, Tiled, TilePlan
 from memgraph.passes.tile import call_names
 from memgraph.passes.tiles.body import Size, sizes
-from memgraph.passes.tiles.shards import tokens_of
 from memgraph.planner.decisions import Decision, Refusal, Timeline
-from memgraph.planner.tiles import Group, Shards, fastest_shards, keys_of_shards, least_rows, most_shards
+from memgraph.planner.tiles import (
+    Group,
+    Shards,
+    fastest_shards,
+    keys_at_any_length,
+    keys_of_shards,
+    least_rows,
+    most_shards,
+)
 from memgraph.verify.tiles import TileError
 
 
@@ -56,20 +63,18 @@ class Tiling:
         refused: tuple[RefusedRegion, ...] = ()
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
-        self.symbols: list[str] = []
-        """The names of the symbols in the graph's sizes."""
+        self.lengths = Lengths(joint.module)
         if options.tile is not None or self.rules:
-            self.symbols = names_of_symbols(joint.module)
             self.regions, refused = self._found()
         self.groups = self._groups()  # of equal regions, with who asks for how many shards
         self._refuse(refused)
 
     def counted(self) -> Tiling:
         """The same regions, with their tokens at the sizes in force (`compat.reading_with`)."""
-        if not self.symbols:
+        if not self.lengths.symbols:
             return self
         found = copy.copy(self)
-        found.regions = tuple(self._counted(self.regions))
+        found.regions = tuple(self.lengths.counted(self.regions))
         # What is refused from now on is so for all sizes: the lists are shared.
         counted = zip(found._groups(), self.groups, strict=True)
         self.groups[:] = [
@@ -82,57 +87,26 @@ class Tiling:
         module = self.joint.module
         placeholders = module.graph.find_nodes(op="placeholder")
         weights = {placeholders[i].name for i in self.joint.static_inputs}
-        if self.symbols:
-            module = with_plain_sizes(module, generic(self.symbols))
+        module = self.lengths.plain()
         regions, refused = find_regions(module, weights)
         if not self._may_ask("mlp", "loss"):
             refused = ()
         if self._may_ask("attention"):
-            attention, kept = self._of_known_lengths(*find_attention(module, weights, self.device))
+            attention, kept = find_attention(module, weights, self.device)
             scores, mixed = find_scores(module, weights, {name for region in regions for name in region.outputs})
             regions, refused = (*regions, *attention, *scores), (*refused, *kept, *mixed)
-        if not self.symbols:
-            return regions, refused
-        reaches = Reaches()
-        found = [self._for_all_sizes(region, reaches) for region in regions]
+        found = self.lengths.for_all_sizes(regions)
         lost = [old for old, new in zip(regions, found, strict=True) if old.reach is not None and new.reach is None]
         reason = (
             "its shards are given all keys: which of them its queries read is not proven for all sizes of its symbols"
         )
         told = (RefusedRegion(region.module, region.forward[0], reason) for region in lost)
-        return tuple(self._counted(found)), (*refused, *told)
+        return tuple(self.lengths.counted(found)), (*refused, *told)
 
     def _may_ask(self, *kinds: str) -> bool:
         """Whether the options may ask for shards of regions of one of these kinds."""
         tile = self.options.tile
         return bool(self.rules) or tile is not None and any(getattr(tile, kind) is not False for kind in kinds)
-
-    def _for_all_sizes(self, region: TokenRegion, reaches: Reaches) -> TokenRegion:
-        """A region with the keys of its shards where a query reads these alone at any size of the symbols."""
-        if region.reach is None or not isinstance(self._tokens(region), int):
-            return _with_all_keys(region)
-        nodes = [node for node in self.joint.module.graph.nodes if node.name in region.nodes]
-        masks = {mask for node in nodes if (mask := mask_of(node)) is not None}
-        return region if all(reaches.of(mask) == region.reach for mask in masks) else _with_all_keys(region)
-
-    def _of_known_lengths(
-        self, regions: Sequence[TokenRegion], refused: Sequence[RefusedRegion]
-    ) -> tuple[list[TokenRegion], list[RefusedRegion]]:
-        """Attention without that which takes blocks of queries and has a symbol for their number."""
-        found, kept = [], list(refused)
-        for region in regions:
-            if region.multiple == 1 or isinstance(self._tokens(region), int):
-                found.append(region)
-            else:
-                reason = f"its length is a symbol, and its kernel takes blocks of {region.multiple} queries"
-                kept.append(RefusedRegion(region.module, region.forward[0], reason))
-        return found, kept
-
-    def _counted(self, regions: Sequence[TokenRegion]) -> Iterator[TokenRegion]:
-        """Regions with their tokens at the sizes in force."""
-        nodes = {node.name: node for node in self.joint.module.graph.nodes}
-        for region in regions:
-            yield dataclasses.replace(region, tokens=compat.size_hint(tokens_of(nodes, region)))
 
     def apply(self, shards: Shards, *, verify: bool = True) -> tuple[Joint, Shards]:
         """The joint graph with so many shards of each group, and the shards that it has.
@@ -181,14 +155,24 @@ class Tiling:
 
     def _plan(self, shards: Shards) -> TilePlan:
         tiles = (Tiled(region, count, self._keys(region, count)) for region, count, _ in self._tiles(shards))
-        return TilePlan(tuple(tiles))
+        assumed = ((name, least) for name, (_, least) in self._assumed(shards).items())
+        return TilePlan(tuple(tiles), tuple(assumed))
 
-    def _keys(self, region: TokenRegion, shards: int) -> tuple[int, ...]:
+    def assume(self, shards: Shards) -> None:
+        """Have Dynamo compile another graph for sequences that are too short for the shards of this one."""
+        for size, least in self._assumed(shards).values():
+            compat.assume_at_least(size, least)
+
+    def _assumed(self, shards: Shards) -> dict[str, tuple[torch.SymInt, int]]:
+        return self.lengths.assumed((region, count) for region, count, _ in self._tiles(shards))
+
+    def _keys(self, region: TokenRegion, shards: int) -> tuple[Size, ...]:
         """How many keys each shard of a region is given; empty where each is given all."""
-        rows = [count for count in sizes(self._tokens(region), shards, region.multiple) if isinstance(count, int)]
-        if region.reach is None or not rows:
+        if region.reach is None:
             return ()
-        return keys_of_shards(rows, region.reach.before, region.reach.after, region.multiple)
+        rows, tokens = sizes(self.lengths.of(region), shards, region.multiple), self.lengths.of(region)
+        told = region.reach.before, region.reach.after, region.multiple
+        return keys_of_shards(rows, *told) if isinstance(tokens, int) else keys_at_any_length(rows, *told)
 
     def verified(self, made: Joint, shards: Shards) -> bool:
         """Whether the tiles of a graph that `apply` has made without verification do what their regions do.
@@ -225,46 +209,25 @@ class Tiling:
             if request is not None:
                 # Regions that have as many tokens at one size of the symbols alone are no equal ones.
                 nodes = len(region.forward), len(region.backward)
-                size = (str(self._tokens(region)), region.row_bytes, *nodes, region.reach)
+                size = (str(self.lengths.of(region)), region.row_bytes, *nodes, region.reach)
                 alike.setdefault((region.kind, size, request), []).append(i)
         groups = []
         for (kind, _, request), members in alike.items():
             tokens = self.regions[members[0]].tokens
+            allowed = self.lengths.most_shards(self.regions[members[0]])
             groups.append(
                 Group(
                     kind,
                     self.regions[members[0]].module,
                     tokens,
                     tuple(members),
-                    most=(most := min(self._most(members[0]), most_shards(tokens, self.device))),
+                    most=(most := min(allowed, most_shards(tokens, self.device))),
                     least=min(most, self._least(self.regions[members[0]])),
-                    fixed=None if request.shards is None else min(request.shards, self._most(members[0])),
+                    fixed=None if request.shards is None else min(request.shards, allowed),
                     origin=request.origin,
                 )
             )
         return groups
-
-    def _tokens(self, region: TokenRegion) -> Size:
-        """A region's tokens, as an expression where they are symbolic."""
-        if not self.symbols:
-            return region.tokens
-        nodes = {node.name: node for node in self.joint.module.graph.nodes}
-        return tokens_of(nodes, region)
-
-    def _most(self, place: int) -> int:
-        """How many shards a region may have, whoever asks for them.
-
-        For symbolic sizes Inductor generates code that fits those of the capture: each shard has two tokens at least
-        there.
-        """
-        region, tokens = self.regions[place], self._tokens(self.regions[place])
-        if isinstance(tokens, int):
-            return -(-tokens // region.multiple)
-        if region.kind == "attention":  # no kernel of attention takes a shard without queries
-            with compat.reading_with(shortest(self.joint.module)):
-                return max(1, compat.size_hint(tokens))
-        with compat.reading_with({}):
-            return max(1, compat.size_hint(tokens) // 2)
 
     def _least(self, region: TokenRegion) -> int:
         """The fewest shards that the planner chooses: attention whose queries read few keys is faster in shards."""
@@ -297,10 +260,9 @@ class Tiling:
         for group in (group for group in self.groups if group.kind == "attention"):
             what, least = f"tile {group.module or 'attention'}", least_rows(self.device)
             region = self.regions[group.regions[0]]
-            known = isinstance(self._tokens(region), int)
-            fewest, block = group.tokens if known else self._most(group.regions[0]), region.multiple
-            if fewest < group.tokens:
-                reason = f"its length may be {fewest}, and each shard needs a query: {fewest} shards at most"
+            request, block = self._request(region), region.multiple
+            asked = request is not None and request.shards
+            if reason := self.lengths.too_few(region, asked or most_shards(group.tokens, self.device)):
                 self.refusals.append(Refusal(what, reason))
             elif group.tokens <= block and block > 1:
                 reason = f"each shard has whole blocks of {block} queries, and all {group.tokens} are one block"
@@ -323,11 +285,11 @@ class Tiling:
                     self.refusals.append(Refusal(what, told))
 
     def _decision(self, region: TokenRegion, shards: int, group: Group) -> Decision:
-        action = Tile(len(sizes(self._tokens(region), shards, region.multiple)))
+        action = Tile(len(sizes(self.lengths.of(region), shards, region.multiple)))
         why = str(group.origin) if group.origin else "its values make the peak"
         if not group.origin and 1 < shards == group.least:
             why = "queries do not read all keys: it is faster so"
-        if given := set(self._keys(region, shards)):
+        if given := set(map(compat.size_hint, self._keys(region, shards))):
             why += f"; each shard is given {' or '.join(f'{n:,}' for n in sorted(given))} of {region.tokens:,} keys"
         return Decision(region.outputs[0], region.row_bytes * region.tokens, action, region.module, why=why)
 
@@ -348,17 +310,12 @@ class Tiling:
         if region.reach is not None:
             self.refusals.append(Refusal(f"the keys of {what}", f"each shard is given all of them: {reason}"))
             members = set(self.groups[n].regions)
-            self.regions = tuple(_with_all_keys(r) if i in members else r for i, r in enumerate(self.regions))
+            self.regions = tuple(with_all_keys(r) if i in members else r for i, r in enumerate(self.regions))
             self.groups[n] = dataclasses.replace(self.groups[n], least=1)
             return shards
         self.refusals.append(Refusal(what, reason))
         self.groups[n] = dataclasses.replace(self.groups[n], fixed=1)
         return tuple(1 if i == n else count for i, count in enumerate(shards))
-
-
-def _with_all_keys(region: TokenRegion) -> TokenRegion:
-    """The same attention, each of whose shards is given all keys."""
-    return dataclasses.replace(region, reach=None, keys={})
 
 
 def _views(node: fx.Node) -> set[fx.Node]:

@@ -50,9 +50,9 @@ ARITHMETIC = frozenset(("_operator", "math", "torch"))
 DESCRIBED = frozenset(("aten", "prims", "quantized_decomposed"))
 # Operators of other namespaces of which their source says the same.
 COMPUTES = frozenset(
-    "memgraph::shard_whole memgraph::shard_put memgraph::shard_product memgraph::shard_add memgraph::shard_sum "
-    "memgraph::poison flex_lib::zeros_and_scatter transformers::grouped_mm_fallback "
-    "transformers::grouped_mm_fallback_backward".split()
+    "memgraph::shard_whole memgraph::shard_put memgraph::shard_product memgraph::shard_add memgraph::shard_keys "
+    "memgraph::shard_total memgraph::shard_sum memgraph::poison flex_lib::zeros_and_scatter "
+    "transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward".split()
 )
 # Higher-order operators that run the bodies and operators that they are given, and do nothing else.
 RUNS_WHAT_IT_IS_GIVEN = frozenset(

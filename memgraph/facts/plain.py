@@ -40,10 +40,11 @@ def generic(names: list[str], above: int = 10_000) -> dict[str, int]:
     return found
 
 
-def shortest(gm: fx.GraphModule) -> dict[str, int]:
-    """The smallest value of each symbol, by its name."""
+def shortest(gm: fx.GraphModule, assumed: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The smallest value of each symbol, by its name.  assumed: what some are at least, besides what guards say."""
+    assumed = assumed or {}
     return {
-        str(symbol): compat.smallest(symbol, size)
+        str(symbol): max(compat.smallest(symbol, size), assumed.get(str(symbol), 0))
         for size in symbolic_sizes(gm)
         for symbol in size.node.expr.free_symbols
     }

@@ -18,8 +18,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 
 from memgraph.facts.actions import Origin
+from memgraph.facts.masks.reach import ALL
 
 # The fewest rows of a shard. On a CPU a head and its loss took 1.04, 1.11 and 1.07 of Inductor's time in shards of 512,
 # 256 and 128 rows (docs/decisions/0007); on CUDA nothing was measured.
@@ -121,6 +125,29 @@ def keys_of_shards(rows: Sequence[int], before: int, after: int, multiple: int =
     lengths = few if pairs <= WORTH_BODIES * most * keys else [most] * len(rows)
     lengths = [keys - (keys - length) // vector * vector for length in lengths]
     return tuple(lengths) if min(lengths) < keys else ()
+
+
+def keys_at_any_length(rows: Sequence[Any], before: int, after: int, multiple: int = 1) -> tuple[Any, ...]:
+    """As `keys_of_shards`, where the length is a symbol: how many keys each shard is given, as expressions of it.
+
+    rows: the queries of each shard; all but the last have the same.
+    Where queries read all keys on one side, shards next to one another are given as many as the one of them that needs
+    most, so that there are a few lengths; else all are given as many.
+    """
+    keys, few, several = sum(rows), rows[0], len(rows)
+    unread: list[Any] = []  # by shard, of how many keys it is known that none is read
+    for n in range(several):
+        members = [other for other in range(several) if other * LENGTHS // several == n * LENGTHS // several]
+        if before >= ALL:
+            last = members[-1]
+            unread.append(0 if last == several - 1 else keys - (last + 1) * few - after)
+        elif after >= ALL:
+            unread.append(members[0] * few - before)
+        else:
+            unread.append(keys - rows[-1] - before - after)
+    vector = max(VECTOR, multiple)
+    sure = after == 0 and before >= ALL  # these are never below 0
+    return tuple(keys - (left if sure else torch.sym_max(0, left)) // vector * vector for left in unread)
 
 
 def next_shards(

@@ -4,6 +4,8 @@
     shard_put(whole, part, dim, start) -> whole         the same with one more shard in it
     shard_product(left, right) -> sum                   left @ right, summed in float32 (float64 stays)
     shard_add(sum, left, right) -> sum                  sum + left @ right
+    shard_keys(whole, dim, start, length) -> part       a view of `length` rows along a dimension
+    shard_total(first, dim, start, length) -> sum        zeros, in float32, with the first part at its place
     shard_sum(sum, part, dim, start) -> sum             sum + part at its place, whose type may be shorter
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 
@@ -106,6 +108,16 @@ def shard_sum(total: torch.Tensor, part: torch.Tensor, dim: int = 0, start: int 
     return total
 
 
+def shard_keys(whole: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    return whole.narrow(dim, start, length)
+
+
+def shard_total(first: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    total = _sums(first, dim, start, length).zero_()
+    total.narrow(dim, start, first.shape[dim]).copy_(first)
+    return total
+
+
 def sum_scratch(size: Sequence[int], dtype: torch.dtype, cuda: bool) -> int:
     """Bytes that `shard_sum_` holds beyond its arguments, for the shape and the type of its part."""
     wide = accumulator(dtype)
@@ -118,6 +130,17 @@ def poison(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 def _room(first: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     return first.new_empty([length if n == dim else size for n, size in enumerate(first.shape)])
+
+
+def _sums(first: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    shape = [length if n == dim else size for n, size in enumerate(first.shape)]
+    return first.new_empty(shape, dtype=accumulator(first.dtype))
+
+
+def _keys(whole: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    """As `narrow`, without its questions about a start that is symbolic."""
+    sizes = [length if n == dim else size for n, size in enumerate(whole.shape)]
+    return whole.as_strided(sizes, whole.stride(), whole.storage_offset() + start * whole.stride(dim))
 
 
 def _product_like(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -135,6 +158,8 @@ for _schema, _run, _fake in (
     ("shard_product(Tensor left, Tensor right) -> Tensor", shard_product, _product_like),
     ("shard_add(Tensor total, Tensor left, Tensor right) -> Tensor", shard_add, _same),
     ("shard_add_(Tensor(a!) total, Tensor left, Tensor right) -> ()", shard_add_, lambda *_: None),
+    ("shard_keys(Tensor(a) whole, int dim, SymInt start, SymInt length) -> Tensor(a)", shard_keys, _keys),
+    ("shard_total(Tensor first, int dim, SymInt start, SymInt length) -> Tensor", shard_total, _sums),
     ("shard_sum(Tensor total, Tensor part, int dim=0, SymInt start=0) -> Tensor", shard_sum, _same),
     ("shard_sum_(Tensor(a!) total, Tensor part, int dim=0, SymInt start=0) -> ()", shard_sum_, lambda *_: None),
     ("poison(int[] size, ScalarType dtype, Device device) -> Tensor", poison, None),

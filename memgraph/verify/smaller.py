@@ -42,6 +42,8 @@ SIZES = {
     "aten::arange": "end",
     "prims::iota": "length",
     "memgraph::shard_whole": "length",
+    "memgraph::shard_keys": "length",
+    "memgraph::shard_total": "length",
 } | {f"aten::{name}": "size" for name in "full empty zeros ones new_full new_empty new_zeros new_ones".split()}
 VIEWS = frozenset(("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::as_strided"))
 # These fill a number for each query up to whole blocks.
@@ -51,6 +53,8 @@ BOUNDS = {
     "aten::slice": (("start", "end"), "self"),
     "aten::slice_scatter": (("start", "end"), "self"),
     "aten::slice_backward": (("start", "end"), "input_sizes"),
+    "memgraph::shard_keys": (("start",), "whole"),
+    "memgraph::shard_total": (("start",), "length"),
     "memgraph::shard_put": (("start",), "whole"),
     "memgraph::shard_sum": (("start",), "total"),
 }
@@ -100,13 +104,13 @@ class Relations:
             self._cut(sums[2], [0, given.shape("query")[2]])
 
     def _bounds(self, node: fx.Node, given: Arguments) -> None:
-        names, of = BOUNDS[name_of(node.target)]
-        shape = given[of] if of == "input_sizes" else given.shape(of)
-        whole = shape[given["dim"]]
+        name = name_of(node.target)
+        names, _ = BOUNDS[name]
+        whole = _bounded(name, given)
         if given["step"] not in (None, 1):
             self.fixed.add(whole)
         start = place_in(whole, given["start"] or 0)
-        end = start + given.shape("part")[given["dim"]] if names == ("start",) else place_in(whole, given["end"])
+        end = place_in(whole, given["end"]) if "end" in names else start + _length(name, given)
         self._cut(whole, [start, max(start, end)])
 
     def _pads(self, node: fx.Node, given: Arguments) -> None:
@@ -183,8 +187,8 @@ class Sizes:
             size = given[SIZES[name]]
             new[SIZES[name]] = [self[n] for n in size] if isinstance(size, (list, tuple)) else self[size]
         if name in BOUNDS:
-            names, of = BOUNDS[name]
-            whole = (given[of] if of == "input_sizes" else given.shape(of))[given["dim"]]
+            names, _ = BOUNDS[name]
+            whole = _bounded(name, given)
             for bound in names:
                 place = place_in(whole, given[bound] or 0) if bound == "start" else place_in(whole, given[bound])
                 new[bound] = self._places.get(whole, {}).get(place, place)
@@ -217,6 +221,21 @@ class Sizes:
         steps = ((a, b - 1, y - x) for (a, x), (b, y) in itertools.pairwise(cuts))
         parts = [torch.linspace(*step, dtype=torch.float64).round().long() for step in steps]
         return torch.cat(parts) if parts else torch.arange(whole)
+
+
+def _bounded(name: str, given: Arguments) -> int:
+    """The length of which an operator of BOUNDS is told positions."""
+    of = BOUNDS[name][1]
+    if of == "length":
+        return given[of]
+    return (given[of] if of == "input_sizes" else given.shape(of))[given["dim"]]
+
+
+def _length(name: str, given: Arguments) -> int:
+    """How long the part is that begins at the start which an operator is told."""
+    if name == "memgraph::shard_keys":
+        return given["length"]
+    return given.shape("first" if name == "memgraph::shard_total" else "part")[given["dim"]]
 
 
 def place_in(whole: int, place: int | None) -> int:

@@ -35,10 +35,11 @@ from memgraph.verify.walk import number
 
 # Operators that put shards together. The latter write into their first argument.
 _WRITING = ("memgraph::shard_put", "memgraph::shard_add", "memgraph::shard_sum")
-_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_product", *_WRITING)
+_TOGETHER = ("memgraph::shard_whole", "memgraph::shard_total", "memgraph::shard_product", *_WRITING)
 # Operators whose whole numbers are sizes and places along a dimension.
 _TOLD_SIZES = frozenset((*SIZES, *BOUNDS, *KERNELS, "aten::constant_pad_nd"))
-_ADDING = ("memgraph::shard_product", *_WRITING[1:], "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
+_SUMS = ("memgraph::shard_total", "memgraph::shard_product", *_WRITING[1:])
+_ADDING = (*_SUMS, "aten::add", "aten::mm", "aten::addmm", "aten::bmm")
 
 
 class TileError(Exception):
@@ -81,11 +82,12 @@ def verify_tiles(
     tiles: Sequence[tuple[TokenRegion, int]],
     tried: set[str] | None = None,
     room: int = ROOM,
+    assumed: Mapping[str, int] | None = None,
 ) -> None:
     """Raises VerifyError if the graph around the tiles differs, TileError if a tile computes something else.
 
     A tile that cannot be tried within the room is an error, too: it may be wrong.
-    tiles: regions, and in how many shards each runs.  room: in bytes.
+    tiles: regions, and in how many shards each runs.  room: in bytes.  assumed: by name, what symbols are at least.
     tried: keys of the trials that were run; these are not run again, new ones are added.
     """
     tried = set() if tried is None else tried
@@ -96,7 +98,7 @@ def verify_tiles(
         _verify_plain(before, after, tiles, calls, claims, tried, room)
         return
     # Once with numbers that no number of shards divides, and once with the smallest that there may be.
-    for values in (generic(symbols, above=100), shortest(before)):
+    for values in (generic(symbols, above=100), shortest(before, assumed)):
         one, other = with_plain_sizes(before, values), with_plain_sizes(after, values)
         again = [call for region, _ in tiles for call in _calls(other, region)]
         _verify_plain(one, other, tiles, again, _claims(one, other, again), tried, room, symbolic=True)
@@ -278,7 +280,7 @@ def _check_sums(region: TokenRegion, tile: fx.GraphModule) -> None:
 def _is_written_alone(into: fx.Node) -> bool:
     """Whether a value is a sum or a whole of shards, or what one shard returns, and one operator alone reads it."""
     returned = into.target is operator.getitem and into.args[0].target is compat.invoke_subgraph()
-    made = (*_TOGETHER, "aten::add", "prims::convert_element_type", "aten::constant_pad_nd")
+    made = (*_TOGETHER, "aten::add", "prims::convert_element_type")
     return (returned or name_of(into.target) in made) and len(into.users) == 1
 
 

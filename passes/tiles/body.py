@@ -55,10 +55,15 @@ class Shard:
 
     rows: Size
     """How many tokens it has."""
-    start: int = 0
+    start: Size = 0
     """The first key that it is given."""
-    left_out: int = 0
+    left_out: Size = 0
     """How many keys it is not given."""
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Whether it is given all keys, at any length."""
+        return isinstance(self.left_out, int) and self.left_out == 0
 
     @property
     def kind(self) -> str:
@@ -93,6 +98,15 @@ def rows_of(state: Sharded, tokens: Size) -> Size:
 def same_shape(one: Sequence[Size], other: Sequence[Size]) -> bool:
     """Whether two shapes are equal, whatever the symbols in them are."""
     return len(one) == len(other) and all(map(compat.same_size, one, other))
+
+
+def fits(shape: Sequence[Size], wanted: Sequence[Size], state: State | None) -> bool:
+    """Whether a value has the shape that a shard is to have.
+
+    How torch writes rows that are filled up is not how `rows_of` does, where their number is a symbol.
+    """
+    filled = isinstance(state, Sharded) and state.multiple > 1 and len(shape) == len(wanted)
+    return same_shape(shape, wanted) or filled and all(map(compat.seem_equal, shape, wanted))
 
 
 def build_body(
@@ -133,7 +147,7 @@ def build_body(
         new[node] = made
         value = made.meta["val"]
         sliced = isinstance(value, torch.Tensor) and (isinstance(state, Sharded) or name in region.keys)
-        if sliced and not same_shape(value.shape, shard.shape(region, name, shape_of(node))):
+        if sliced and not fits(value.shape, shard.shape(region, name, shape_of(node)), state):
             raise MixesTokens(node, f"gives {list(value.shape)} for {told}")
     exposed: dict[fx.Node, int] = {}
     values, products = {}, {}
@@ -176,8 +190,10 @@ def _resized(
     name, state = qualified_name(node.target), region.states[node.name]
     if name in TOLD_QUERIES:
         args[TOLD_QUERIES[name]] = size(graph, mode, shard.rows)
-    if name in TOLD_KEYS and shard.left_out:  # their number is plain then
-        args[TOLD_KEYS[name]] -= shard.left_out
+    if name in TOLD_KEYS and not shard.has_all_keys:
+        told = node.args[TOLD_KEYS[name]]
+        told = told.meta["val"] if isinstance(told, fx.Node) else told
+        args[TOLD_KEYS[name]] = size(graph, mode, told - shard.left_out)
     if not isinstance(state, Sharded) and node.name not in region.keys:
         return args
     if name in COUNTERS and isinstance(state, Sharded):
@@ -192,7 +208,8 @@ def _resized(
     if name in SIZED:
         args[SIZED[name]] = [size(graph, mode, entry) for entry in shape]
     if name == "aten::slice" and len(args) > 3 and args[1] % len(shape) == region.keys.get(node.name):
-        args[3] = shape[args[1]]  # up to the last key; `queries.py` knows that it begins with the first
+        # Up to the last key; `queries.py` knows that it begins with the first.
+        args[3] = size(graph, mode, shape[args[1]])
     return args
 
 
@@ -210,12 +227,13 @@ def is_contiguous(value: torch.Tensor) -> bool:
 def sizes(tokens: Size, shards: int, multiple: int = 1) -> list[Size]:
     """How many tokens each shard has: all the same but for the last one.
 
-    None is empty, there are at most `shards`, and all but the last have a multiple of so many, where the number of
+    All but the last have a multiple of so many. None is empty, and there are at most `shards`, where the number of
     tokens is known. Where it is symbolic there are always `shards`, and what is left over is in the last one: of fewer
     tokens than shards, all.
     """
     if not isinstance(tokens, int):
-        return [tokens // shards] * (shards - 1) + [tokens - (shards - 1) * (tokens // shards)]
+        rows = tokens // (shards * multiple) * multiple
+        return [rows] * (shards - 1) + [tokens - (shards - 1) * rows]
     size = math.ceil(tokens / max(1, min(shards, tokens)))
     size = -(-size // multiple) * multiple
     full, rest = divmod(tokens, size)

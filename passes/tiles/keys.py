@@ -15,26 +15,29 @@ from typing import Any
 import torch
 from torch import fx
 
+from memgraph.facts.masks.reach import ALL
 from memgraph.facts.tokens.nodes import shape_of
 from memgraph.facts.tokens.region import TokenRegion
-from memgraph.passes.insert import call
+from memgraph.passes.insert import call, size
 from memgraph.passes.tiles.body import Shard, Size
-from memgraph.runtime.tile_ops import accumulator
 
 aten = torch.ops.aten
 
 
-def with_keys(counts: Sequence[Size], region: TokenRegion, lengths: Sequence[int]) -> list[Shard]:
+def with_keys(counts: Sequence[Size], region: TokenRegion, lengths: Sequence[Size]) -> list[Shard]:
     """The shards of so many tokens each, with the keys that each is given.
 
     lengths: how many keys each is given; empty where each is given all.
     """
     if region.reach is None or not lengths:
         return [Shard(count) for count in counts]
-    found, read, keys = [], region.reach.after, region.tokens
-    for count, length in zip(counts, lengths, strict=True):
+    found, read, keys = [], 0, sum(counts)
+    for n, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         read += count
-        found.append(Shard(count, max(0, min(keys, read) - length), keys - length))
+        end = read if region.reach.after == 0 else torch.sym_min(keys, read + region.reach.after)
+        # What is known at any length is written so: the first shard begins with the first key.
+        start = 0 if n == 0 or region.reach.before >= ALL else torch.sym_max(0, end - length)
+        found.append(Shard(count, start, keys - length))
     return found
 
 
@@ -44,9 +47,10 @@ def cut_keys(
     """The next part of each input, of its keys those of a shard."""
     for name, part in parts.items():
         node, dim = next(part), region.keys.get(name)
-        if dim is not None and shard.left_out:
-            end = shard.start + shape_of(node)[dim] - shard.left_out
-            node = call(graph, mode, aten.slice.Tensor, node, dim, shard.start, end)
+        if dim is not None and not shard.has_all_keys:
+            length = shape_of(node)[dim] - shard.left_out
+            told = (size(graph, mode, shard.start), size(graph, mode, length))
+            node = call(graph, mode, torch.ops.memgraph.shard_keys.default, node, dim, *told)
         yield name, node
 
 
@@ -59,11 +63,8 @@ def add_keys(
     """
     part = call(graph, mode, aten.permute.default, part, order) if order else part
     dim = order.index(dim) if order else dim
+    start = size(graph, mode, shard.start)
     if before is not None:
-        return call(graph, mode, torch.ops.memgraph.shard_sum.default, before, part, dim, shard.start)
-    wide = accumulator(part.meta["val"].dtype)
-    if wide != part.meta["val"].dtype:
-        part = call(graph, mode, torch.ops.prims.convert_element_type.default, part, wide)
-    behind = len(shape_of(part)) - 1 - dim
-    pads = [*[0] * (2 * behind), shard.start, shard.left_out - shard.start]
-    return call(graph, mode, aten.constant_pad_nd.default, part, pads, 0.0)
+        return call(graph, mode, torch.ops.memgraph.shard_sum.default, before, part, dim, start)
+    length = size(graph, mode, shape_of(part)[dim] + shard.left_out)
+    return call(graph, mode, torch.ops.memgraph.shard_total.default, part, dim, start, length)

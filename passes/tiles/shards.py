@@ -24,6 +24,7 @@ from memgraph.passes.tiles.body import (
     Size,
     build_body,
     contiguous_strides,
+    fits,
     is_contiguous,
     rows_of,
     same_shape,
@@ -96,19 +97,19 @@ def build_tile(
     """
     graph, root, region = fx.Graph(), torch.nn.Module(), tiled.region
     mode = compat.fake_mode_of([nodes[name].meta["val"] for name in inputs])
-    whole = {}
+    whole, tokens = {}, tokens_of(nodes, region)
     for name in inputs:
         whole[name] = graph.placeholder(name)
-        whole[name].meta["val"] = nodes[name].meta["val"]
+        whole[name].meta["val"] = _filled(nodes[name].meta["val"], region.states.get(name), tokens, mode)
     along = _spread_along(nodes, region)
     flat = {name: _flat(graph, mode, whole[name], region.states.get(name), along) for name in inputs}
     bodies: dict[str, tuple[str, Body]] = {}
     gathered: dict[str, fx.Node] = {}
-    tokens, start = tokens_of(nodes, region), 0
+    start: Size = 0
     counts = sizes(tokens, tiled.shards, region.multiple)
     parts = {name: _cut(graph, mode, flat[name], whole[name], region.states.get(name), counts) for name in inputs}
     shares = with_keys(counts, region, tiled.keys)
-    if not any(shard.left_out for shard in shares):
+    if all(shard.has_all_keys for shard in shares):
         region = dataclasses.replace(region, reach=None, keys={})
     for shard in shares:
         slices = {
@@ -140,6 +141,18 @@ def build_tile(
     ]
     graph.output(tuple(results))
     return CalledGraph(root, graph)
+
+
+def _filled(value: Any, state: Any, tokens: Size, mode: Any) -> Any:
+    """The value of an input; if its rows are filled up, and a symbol, with a size that can be computed from it.
+
+    torch writes such sizes with fractions, which a graph cannot compute.
+    """
+    if not isinstance(state, Sharded) or state.multiple == 1 or isinstance(tokens, int):
+        return value
+    shape = [rows_of(state, tokens) if dim in state.dims else entry for dim, entry in enumerate(value.shape)]
+    with compat.propagating(mode):
+        return torch.empty_strided(shape, contiguous_strides(shape), dtype=value.dtype, device=value.device)
 
 
 def _spread_along(nodes: Mapping[str, fx.Node], region: TokenRegion) -> dict[int, list[Size]]:
@@ -223,6 +236,7 @@ def _cut(
         for end, length in zip(itertools.accumulate(lengths), lengths, strict=True):
             yield call(graph, mode, aten.slice.Tensor, flat, dim, end - length, end)
     else:  # a slice ends where the whole does: of symbolic ends it is not known that they lie within
+        lengths[-1] = shape_of(flat)[dim] - sum(lengths[:-1])
         split = call(graph, mode, aten.split_with_sizes.default, flat, _sized(graph, mode, lengths), dim)
         for n in range(len(lengths)):
             yield _element(graph, split, n)
@@ -239,7 +253,7 @@ def _shaped(graph: fx.Graph, mode: Any, part: fx.Node, whole: fx.Node, state: An
     if not isinstance(state, Sharded):
         return part
     shape = shard_shape(shape_of(whole), state, rows)
-    if not same_shape(shape_of(part), shape):
+    if not fits(shape_of(part), shape, state):
         if not is_contiguous(part.meta["val"]):
             part = call(graph, mode, aten.clone.default, part, memory_format=torch.contiguous_format)
         part = call(graph, mode, aten.view.default, part, _sized(graph, mode, shape))
@@ -327,11 +341,15 @@ def _finish(
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
     elif (along_keys or isinstance(state, Sharded) and len(state.dims) == 1) and (order := _inward(old)):
         result = call(graph, mode, aten.permute.default, result, [order.index(dim) for dim in range(old.dim())])
-    if not same_shape(shape_of(result), old.shape):
+    if not fits(shape_of(result), old.shape, state):
         result = call(graph, mode, aten.view.default, result, _sized(graph, mode, old.shape))
+    elif not same_shape(shape_of(result), old.shape) and result.meta["val"].dtype == old.dtype:
+        # Rows that are filled up: for all who read it, it has the size that torch writes.
+        with compat.propagating(mode):
+            result.meta["val"] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device)
     if result.meta["val"].dtype != old.dtype:
         result = call(graph, mode, torch.ops.prims.convert_element_type.default, result, old.dtype)
-    if not same_shape(result.meta["val"].stride(), old.stride()):
+    if not fits(result.meta["val"].stride(), old.stride(), state):
         raise MixesTokens(node, f"comes out with strides {result.meta['val'].stride()}, not {old.stride()}")
     return result
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memgraph.facts.masks.reach import Reach, Reaches, reach_of
+from memgraph.facts.masks.reach import ALL, Reach, Reaches, reach_of
 
 TOKENS = 12
 HIDDEN = float("-inf")
@@ -109,7 +109,29 @@ def test_queries_of_a_symbolic_length():
         tracing_mode="symbolic",
     )(torch.zeros(2, TOKENS))
     (made,) = graph.graph.output_node().all_input_nodes
-    assert reach_of(made) is None
+    assert reach_of(made) == Reach(ALL, 0)
+
+
+@pytest.mark.parametrize("before, after", [(0, 0), (30, 0), (3, 5)])
+def test_a_window_of_a_symbolic_length(before, after):
+    def mask(data):
+        queries, keys = torch.arange(data.shape[1])[:, None], torch.arange(data.shape[1])
+        return torch.where((queries - keys <= before) & (keys - queries <= after), 0.0, HIDDEN)
+
+    graph = make_fx(mask, tracing_mode="symbolic")(torch.zeros(2, TOKENS))
+    (made,) = graph.graph.output_node().all_input_nodes
+    assert reach_of(made) == Reach(before, after)
+
+
+def test_a_window_that_grows_with_the_length():
+    def mask(data):
+        length = data.shape[1]
+        queries, keys = torch.arange(length)[:, None], torch.arange(length)
+        return torch.where((queries - keys < length - 1) & (queries >= keys), 0.0, HIDDEN)
+
+    graph = make_fx(mask, tracing_mode="symbolic")(torch.zeros(2, TOKENS))
+    (made,) = graph.graph.output_node().all_input_nodes
+    assert reach_of(made) == Reach(ALL, 0)
 
 
 def test_other_keys_than_queries():

@@ -352,13 +352,13 @@ def test_a_rule_pins_one_module():
 
 
 @pytest.mark.slow
-def test_sequences_of_any_length_have_few_shards():
-    """A launch may have two queries, and each shard needs one."""
+def test_sequences_that_are_too_short_get_another_graph():
+    """Each shard needs two queries, so a graph of eight shards takes no sequence of fifteen."""
     torch.manual_seed(0)
     model, runner = Attention(window(5)), Eager(tile={"attention": 8})
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=runner, dynamic=True)
-    for length in (300, 7, 2):
+    for length in (300, 16, 15, 4, 3, 500):
         x = torch.randn(2, length, 8)
         model.zero_grad()
         compiled(x).backward()
@@ -366,9 +366,13 @@ def test_sequences_of_any_length_have_few_shards():
         model.zero_grad()
         model(x).backward()
         assert error([p.grad for p in model.parameters()], got) < 1e-6
-    assert [shards(plan) for plan in runner.planned] == [[2]]
-    (reason,) = (refusal.reason for refusal in runner.planned[0].refusals if "each shard needs" in refusal.reason)
-    assert reason == "its length may be 2, and each shard needs a query: 2 shards at most"
+    assert [shards(plan) for plan in runner.planned] == [[8], [7], [2], []]
+    reasons = [
+        refusal.reason for plan in runner.planned for refusal in plan.refusals if "shard needs" in refusal.reason
+    ]
+    assert reasons == [
+        f"its length may be {n}, and each shard needs two queries: {n // 2} shards at most" for n in (15, 4, 3)
+    ]
 
 
 @pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")

@@ -243,14 +243,34 @@ def test_a_sequence_of_one_block():
     assert [r.reason for r in plan.refusals] == ["each shard has whole blocks of 32 queries, and all 30 are one block"]
 
 
-def test_a_length_that_is_a_symbol():
-    runner = Eager(tile={"mlp": False, "loss": False, "attention": 2})
+@pytest.mark.parametrize("attend", [efficient, cudnn])
+@pytest.mark.parametrize("mask", [window(40), padded])
+def test_a_length_that_is_a_symbol(attend, mask):
+    """All shards but the last have whole blocks, at any length; one that is too short for them gets another graph.
+
+    Whether rows of a mask are padded to 8 entries is a guard of torch's: lengths have two graphs.
+    """
+    torch.manual_seed(0)
+    runner = Eager(tile={"mlp": False, "loss": False, "attention": 3})
     torch._dynamo.reset()
-    model = Attention(window(40), attend=efficient)
-    torch.compile(model, backend=runner, dynamic=True)(torch.randn(2, LENGTH, 8)).backward()
-    (plan,) = runner.planned
-    assert not [d for d in plan.plan.decisions if isinstance(d.action, Tile)]
-    assert any("its length is a symbol, and its kernel takes blocks of 32" in r.reason for r in plan.refusals)
+    model = Attention(mask, attend=attend)
+    compiled = torch.compile(model, backend=runner, dynamic=True)
+    for length in (400, 401, 1000, 255, 192, 100):
+        x = torch.randn(2, length, 8)
+        real = (torch.arange(length) < torch.tensor([[length], [length // 2]])).long()
+        given = (x, real) if mask is padded else (x,)
+        want, got = (gradients(functools.partial(f, *given), model, {}) for f in (model, compiled))
+        assert max(float((a - b).norm() / a.norm()) for a, b in zip(want, got, strict=True)) < 2e-6, length
+    found = [[d.action for d in p.plan.decisions if isinstance(d.action, Tile)] for p in runner.planned]
+    assert found == [[Tile(3)], [Tile(3)], *([[]] if attend is cudnn else [])]  # 100 tokens are not three blocks of 64
+    assert not [refusal for plan in runner.planned[:2] for refusal in plan.refusals]
+    given = [d.why.partition("; ")[2] for d in runner.planned[1].plan.decisions if isinstance(d.action, Tile)]
+    assert given == [f"each shard is given {'145 or 273 or 401' if mask is padded else 209} of 401 keys"]
+    reasons = [refusal.reason for plan in runner.planned[2:] for refusal in plan.refusals]
+    assert (
+        reasons
+        == ["its length may be 100, and each shard needs a block of 64 queries: 1 shards at most"][: attend is cudnn]
+    )
 
 
 def test_a_batch_that_is_a_symbol():

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memgraph.facts.actions import Tile
-from memgraph.facts.masks.reach import Reach
+from memgraph.facts.masks.reach import ALL, Reach
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.passes.tiles.body import sizes
 from memgraph.passes.tiles.keys import with_keys
-from memgraph.planner.tiles import LENGTHS, WORTH_BODIES
+from memgraph.planner.tiles import LENGTHS, WORTH_BODIES, keys_at_any_length
 from tests.support import card_kernels
 from tests.support.attention import CLOSE, WIDTH, Attention, Joint, joint_of, packed, padded, positions, window
 from tests.support.card_kernels import cudnn, efficient
@@ -85,23 +85,47 @@ def test_no_key_is_missing_and_lengths_are_few(tokens, shards, before, after, mu
         assert pairs <= (WORTH_BODIES * max(lengths) + 64) * tokens
 
 
+@given(
+    st.integers(1, 40),
+    st.sampled_from([1, 32, 64]),
+    st.integers(0, 3000),
+    st.one_of(st.just(ALL), st.integers(0, 700)),
+    st.one_of(st.just(ALL), st.integers(0, 700)),
+)
+def test_no_key_is_missing_at_any_length(shards, multiple, more, before, after):
+    """The expressions of a length that is a symbol, for lengths at which each shard but the last has whole blocks."""
+    tokens = shards * multiple + more
+    rows = tokens // (shards * multiple) * multiple
+    counts = [rows] * (shards - 1) + [tokens - (shards - 1) * rows]
+    region = TokenRegion("attention", "", tokens, (), (), (), (), {}, 0, 0, reach=Reach(before, after))
+    lengths = keys_at_any_length(counts, before, after, multiple)
+    assert len(set(lengths)) <= LENGTHS and all((tokens - n) % max(16, multiple) == 0 for n in lengths)
+    first = 0
+    for shard in with_keys(counts, region, lengths):
+        end = first + shard.rows
+        stop = shard.start + tokens - shard.left_out
+        assert 0 <= shard.start <= max(0, first - before) and min(tokens, end + after) <= stop <= tokens
+        first = end
+
+
 # --- what it looks like -----------------------------------------------------------------------------------
 
 
 def test_keys_and_what_is_made_of_them_are_cut():
     """All else is as with all keys (test_tile_attention.py)."""
     lines = text(windowed().tiled(2).tile_0).splitlines()
-    assert [line.partition(" = ")[2] for line in lines if "slice" in line.partition(" = ")[0]] == [
+    made = [line.partition(" = ")[2] for line in lines]
+    assert [call for call in made if call.startswith(("aten.slice", "memgraph.shard_keys"))] == [
         "aten.slice.Tensor(unsqueeze, 0, 0, 32)",
-        "aten.slice.Tensor(unsqueeze_1, 1, 0, 48)",
+        "memgraph.shard_keys.default(unsqueeze_1, 1, 0, 48)",
         "aten.slice.Tensor(permute_1, 2, 0, 32)",
-        "aten.slice.Tensor(permute_3, 2, 0, 48)",
-        "aten.slice.Tensor(permute_5, 2, 0, 48)",
+        "memgraph.shard_keys.default(permute_3, 2, 0, 48)",
+        "memgraph.shard_keys.default(permute_5, 2, 0, 48)",
         "aten.slice.Tensor(unsqueeze, 0, 32, 64)",
-        "aten.slice.Tensor(unsqueeze_1, 1, 16, 64)",
+        "memgraph.shard_keys.default(unsqueeze_1, 1, 16, 48)",
         "aten.slice.Tensor(permute_1, 2, 32, 64)",
-        "aten.slice.Tensor(permute_3, 2, 16, 64)",
-        "aten.slice.Tensor(permute_5, 2, 16, 64)",
+        "memgraph.shard_keys.default(permute_3, 2, 16, 48)",
+        "memgraph.shard_keys.default(permute_5, 2, 16, 48)",
     ]
     assert [call.args[1] for call in calls(windowed().tiled(2).tile_0, "invoke_subgraph")] == ["body_0"] * 2
 
@@ -109,11 +133,11 @@ def test_keys_and_what_is_made_of_them_are_cut():
 def test_gradients_of_keys_are_added_where_the_keys_are():
     tiled = windowed().tiled(2).tile_1
     lines = text(tiled).splitlines()
-    assert [line for line in lines if "pad" in line or "sum" in line] == [
-        "constant_pad_nd_default = aten.constant_pad_nd.default(permute_default_1, [0, 0, 0, 0, 0, 16], 0.0)",
-        "constant_pad_nd_default_1 = aten.constant_pad_nd.default(permute_default_2, [0, 0, 0, 0, 0, 16], 0.0)",
-        "shard_sum_default = memgraph.shard_sum.default(constant_pad_nd_default, permute_default_4, 1, 16)",
-        "shard_sum_default_1 = memgraph.shard_sum.default(constant_pad_nd_default_1, permute_default_5, 1, 16)",
+    assert [line for line in lines if "sum" in line or "total" in line] == [
+        "shard_total_default = memgraph.shard_total.default(permute_default_1, 1, 0, 64)",
+        "shard_total_default_1 = memgraph.shard_total.default(permute_default_2, 1, 0, 64)",
+        "shard_sum_default = memgraph.shard_sum.default(shard_total_default, permute_default_4, 1, 16)",
+        "shard_sum_default_1 = memgraph.shard_sum.default(shard_total_default_1, permute_default_5, 1, 16)",
         "permute_default_7 = aten.permute.default(shard_sum_default, [0, 2, 1, 3])",
         "permute_default_8 = aten.permute.default(shard_sum_default_1, [0, 2, 1, 3])",
     ]
@@ -304,7 +328,7 @@ def test_what_nobody_asks_for_is_not_refused(loss, refused):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_sizes_that_are_symbols(dim):
-    """For batches of any size the keys are proven again; for any length they are all given."""
+    """Batches of any size, and sequences of any length."""
     torch.manual_seed(0)
     model, x = Attention(window(41)), torch.randn(3, 256, WIDTH)
     runner = Eager(recompute=False, budget=None, tile={**ALONE, "attention": 4})
@@ -316,6 +340,7 @@ def test_sizes_that_are_symbols(dim):
         assert distance(want, torch.autograd.grad(compiled(batch), list(model.parameters()))) < 1e-5
     for plan in runner.planned:
         ((count, why),) = shards(plan)
-        assert count > 1 and ("keys" in why) == (dim == 0)
-        refused = [refusal.reason for refusal in plan.refusals if "given all keys" in refusal.reason]
-        assert len(refused) == dim and all("sizes of its symbols" in reason for reason in refused)
+        assert count == 4 and "keys" in why and not plan.refusals
+        (decision,) = (d for d in plan.plan.decisions if isinstance(d.action, Tile))
+        length = 256 if plan is runner.planned[0] else 200
+        assert decision.bytes == length * length * 4  # of the mask, at the length of the capture

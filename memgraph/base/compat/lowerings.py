@@ -56,7 +56,10 @@ def lower_transfers() -> None:
 
 
 def lower_shards() -> None:
-    """Teach Inductor to put shards together in place: each of a chain of operators writes into its first argument."""
+    """Teach Inductor to put shards together in place: each of a chain of operators writes into its first argument.
+
+    The keys of a shard are a view, as a slice is, which does not ask whether its bounds lie within.
+    """
     import torch
     from torch._inductor import ir
     from torch._inductor.lowering import lowerings, register_lowering
@@ -70,6 +73,10 @@ def lower_shards() -> None:
         ir.FallbackKernel.create(operator, written, *rest)
         return written
 
+    def keys(whole: Any, dim: int, start: Any, length: Any) -> Any:
+        return ir.TensorBox(ir.SliceView.create(whole.data, dim, start, start + length, clamp=False))
+
+    register_lowering(operators.shard_keys.default, type_promotion_kind=None)(keys)
     for functional, writing in (
         (operators.shard_put, operators.shard_put_),
         (operators.shard_add, operators.shard_add_),

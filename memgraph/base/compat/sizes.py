@@ -30,6 +30,9 @@ def size_hint(size: Any) -> int:
     return int(hint)
 
 
+_TRIED = (1, 31, 32, 33, 1000, 4095, 4096, 10_007)
+
+
 class _Taken:
     """Values of symbols, and of the sizes that were computed from them."""
 
@@ -99,6 +102,17 @@ def smallest(symbol: Any, size: Any) -> int:
     return int(lower) if lower is not None and lower.is_Integer and lower > 2 else 2
 
 
+def may_be_guarded(size: Any) -> bool:
+    """Whether what is assumed of a symbolic size becomes a guard: Dynamo has not yet written those of its graph."""
+    return not size.node.shape_env.frozen
+
+
+def assume_at_least(size: Any, least: int) -> None:
+    """Have Dynamo compile another graph where a symbolic size is less.  It is as large in the capture."""
+    if not isinstance(size, int) and may_be_guarded(size):
+        bool(size >= least)
+
+
 def sizes_in(value: Any) -> list[Any]:
     """The symbolic sizes in a node's value: the value itself, or those in the shapes and strides of its tensors."""
     import torch
@@ -123,6 +137,20 @@ def same_size(one: Any, other: Any) -> bool:
     expressions: list[Any] = [size if isinstance(size, int) else size.node.expr for size in (one, other)]
     left, right = expressions
     return bool(left == right) or bool((left - right).expand() == 0)
+
+
+def seem_equal(one: Any, other: Any) -> bool:
+    """Whether two sizes are equal for a few values of their symbols; no guard is left behind.
+
+    torch rounds up with fractions, and no rule says that this is what whole numbers give.
+    """
+    sizes = [size for size in (one, other) if not isinstance(size, int)]
+    symbols = sorted({symbol for size in sizes for symbol in size.node.expr.free_symbols}, key=str)
+    for first in _TRIED:
+        values = {symbol: first + 2 * n for n, symbol in enumerate(symbols)}
+        if size_at(one, values) != size_at(other, values):
+            return False
+    return True
 
 
 def symbol_of(value: Any) -> Any:

@@ -50,7 +50,8 @@ class Entries:
 
     def _bounds(self) -> dict[str, Within]:
         """By symbol that is the size of a tensor: it is 0 or more, and at most LARGEST. Others may be any number."""
-        lengths = {part for call in self.trace.calls.values() for part in map(size, call.output.shape)}
+        tensors = (call.output for call in self.trace.calls.values())
+        lengths = {part for tensor in tensors for part in map(size, tensor.shape)}
         return {
             length.terms[0][0]: (at_least(length), at_least(LARGEST, length))
             for length in lengths

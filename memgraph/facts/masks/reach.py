@@ -17,10 +17,13 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.facts.masks.conditions import Condition, TooIntricate, at_least, possible, some
-from memgraph.facts.masks.entries import Entries, aligned, inside
+from memgraph.facts.masks.entries import LARGEST, Entries, aligned, inside
 from memgraph.facts.masks.linear import variable
 from memgraph.facts.masks.rules import RULES
 from memgraph.facts.masks.trace import MOST, Call, NotKnown, Trace, named
+
+# So many keys before or after its own a query may read that reads all of a length that is a symbol.
+ALL = LARGEST - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Reach:
     """The keys that a query may read, counted from the key at its own place."""
 
     before: int
-    """So many keys before its own, at most."""
+    """So many keys before its own, at most; all where that is as many as there may be."""
     after: int
     """So many keys after it, at most."""
 
@@ -37,8 +40,9 @@ def reach_of(mask: fx.Node) -> Reach | None:
     """How far queries reach by a mask of a joint graph [.., n, n]. None: to all keys, as far as is known."""
     held = mask.meta["val"]
     queries, keys = held.shape[-2:]
-    if not isinstance(queries, int) or queries != keys:
+    if not compat.same_size(queries, keys):
         return None
+    keys = keys if isinstance(keys, int) else LARGEST
     try:
         read, within = _read(Entries(joint_trace(mask), RULES, with_data=True), held)
         away = variable("query") - variable("key")
@@ -110,6 +114,8 @@ def joint_trace(node: fx.Node) -> Trace:
     while pending:
         part = pending.pop()
         value = part.meta.get("val")
+        if isinstance(value, torch.SymInt):  # operands say what they are, in symbols
+            continue
         kept.append(value)
         if id(value) in calls or id(value) in names:
             raise NotKnown(f"{part.name} is the same tensor as another node")
