@@ -130,21 +130,25 @@ def keys_of_shards(rows: Sequence[int], before: int, after: int, multiple: int =
 def keys_at_any_length(rows: Sequence[Any], before: int, after: int, multiple: int = 1) -> tuple[Any, ...]:
     """As `keys_of_shards`, where the length is a symbol: how many keys each shard is given, as expressions of it.
 
-    rows: the queries of each shard; all but the last have the same.
+    rows: the queries of each shard.
     Where queries read all keys on one side, shards next to one another are given as many as the one of them that needs
     most, so that there are a few lengths; else all are given as many.
     """
-    keys, few, several = sum(rows), rows[0], len(rows)
+    keys, several, ends = sum(rows), len(rows), list(itertools.accumulate(rows))
+    longest = rows[-1]
+    if multiple > 1:  # a shard has a block more than another, and the last less than that where they are a power of 2
+        block_more = -(-keys // (several * multiple)) * multiple
+        longest = block_more if several.bit_count() == 1 else torch.sym_max(block_more, longest)
     unread: list[Any] = []  # by shard, of how many keys it is known that none is read
     for n in range(several):
         members = [other for other in range(several) if other * LENGTHS // several == n * LENGTHS // several]
         if before >= ALL:
             last = members[-1]
-            unread.append(0 if last == several - 1 else keys - (last + 1) * few - after)
+            unread.append(0 if last == several - 1 else keys - ends[last] - after)
         elif after >= ALL:
-            unread.append(members[0] * few - before)
+            unread.append(ends[members[0] - 1] - before if members[0] else 0)
         else:
-            unread.append(keys - rows[-1] - before - after)
+            unread.append(keys - longest - before - after)
     vector = max(VECTOR, multiple)
     sure = after == 0 and before >= ALL  # these are never below 0
     return tuple(keys - (left if sure else torch.sym_max(0, left)) // vector * vector for left in unread)

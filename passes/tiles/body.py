@@ -232,9 +232,24 @@ def sizes(tokens: Size, shards: int, multiple: int = 1) -> list[Size]:
     tokens than shards, all.
     """
     if not isinstance(tokens, int):
-        rows = tokens // (shards * multiple) * multiple
-        return [rows] * (shards - 1) + [tokens - (shards - 1) * rows]
+        return symbolic_sizes(tokens, shards, multiple)
     size = math.ceil(tokens / max(1, min(shards, tokens)))
     size = -(-size // multiple) * multiple
     full, rest = divmod(tokens, size)
     return [size] * full + ([rest] if rest else [])
+
+
+def symbolic_sizes(tokens: Any, shards: int, multiple: int) -> list[Any]:
+    """`sizes` as expressions of the number of tokens.
+
+    Blocks that are left over would make the last of many shards several times as long. So each bit of their number says
+    of one group of shards, twice as many as the bit before, whether they have a block more: shards of a group run one
+    body, and there are few groups. The last has what no group takes: where `shards` is a power of 2, less than a block.
+    """
+    few, over = tokens // multiple // shards, tokens // multiple % shards if multiple > 1 else 0
+    counts: list[Any] = []
+    for bit in range((shards - 1).bit_length() if multiple > 1 else 0):
+        group = min(2**bit, shards - 1 - len(counts))
+        counts += [(few + over // 2**bit % 2) * multiple] * group
+    counts += [few * multiple] * (shards - 1 - len(counts))
+    return [*counts, tokens - sum(counts)]

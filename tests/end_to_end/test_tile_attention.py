@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -9,15 +11,15 @@ import memgraph
 from memgraph.facts.actions import Tile
 from memgraph.machine.measure import peak_above_start
 from tests.support import card_kernels
-from tests.support.attention import Attention, window
+from tests.support.attention import Attention, padded, window
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 LENGTH = 1536
 
 
-def gradients(call, model, x):
+def gradients(call, model, *given):
     model.zero_grad(set_to_none=True)
-    loss = call(x)
+    loss = call(*given)
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
@@ -30,6 +32,31 @@ def test_a_window_that_no_graph_makes(name):
     model, x = Attention(window(100), attend=attend), torch.randn(1, LENGTH, 8)
     with card_kernels.on_the_cpu():
         check(model, x, exact=name == "cpu")
+
+
+@pytest.mark.parametrize("name", ["cpu", "efficient", "cudnn"])
+@pytest.mark.parametrize("mask", [window(100), padded])
+def test_one_graph_for_all_lengths(name, mask):
+    """Peaks are predicted for the length of each launch, and gradients are eager's."""
+    torch.manual_seed(0)
+    attend = None if name == "cpu" else getattr(card_kernels, name)
+    model, lengths = Attention(mask, attend=attend), (LENGTH, 1200, 800, 2400)
+    torch._dynamo.reset()
+    options = {"budget": None, "tile": {"mlp": False, "loss": False, "attention": 8}, "cache": False}
+    call = torch.compile(model, backend="memgraph", dynamic=True, options=options)
+    reports = []
+    with card_kernels.on_the_cpu():
+        for length in lengths:
+            x, real = torch.randn(1, length, 8), (torch.arange(length) < length - 50).long()[None]
+            given = (x, real) if mask is padded else (x,)
+            want, got = (gradients(functools.partial(f, *given), model) for f in (model, call))
+            assert max(float((a - b).norm() / a.norm()) for a, b in zip(want, got, strict=True)) < 1e-6, length
+            peak = peak_above_start(lambda: gradients(functools.partial(call, *given), model))  # noqa: B023
+            assert peak < (2 if name == "cpu" else 4) * length**2, length  # half of the mask, or all of it
+            reports.append(memgraph.report())
+            if name == "cpu" and length == LENGTH:
+                assert abs(reports[0].predicted_peak - reports[0].baseline - peak) < 0.02 * peak
+    assert all(report is reports[0] for report in reports)  # nothing was compiled again
 
 
 def check(model, x, *, exact: bool) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memgraph.facts.actions import Tile
 from memgraph.facts.masks.reach import ALL, Reach
 from memgraph.facts.tokens.region import TokenRegion
-from memgraph.passes.tiles.body import sizes
+from memgraph.passes.tiles.body import sizes, symbolic_sizes
 from memgraph.passes.tiles.keys import with_keys
 from memgraph.planner.tiles import LENGTHS, WORTH_BODIES, keys_at_any_length
 from tests.support import card_kernels
@@ -95,8 +95,11 @@ def test_no_key_is_missing_and_lengths_are_few(tokens, shards, before, after, mu
 def test_no_key_is_missing_at_any_length(shards, multiple, more, before, after):
     """The expressions of a length that is a symbol, for lengths at which each shard but the last has whole blocks."""
     tokens = shards * multiple + more
-    rows = tokens // (shards * multiple) * multiple
-    counts = [rows] * (shards - 1) + [tokens - (shards - 1) * rows]
+    counts = symbolic_sizes(tokens, shards, multiple)
+    assert sum(counts) == tokens and not any(count % multiple for count in counts[:-1])
+    assert min(counts) >= tokens // (shards * multiple) * multiple > 0
+    if shards & (shards - 1) == 0:  # no shard is longer than the others by more than a block, or what is left over
+        assert max(counts) - min(counts) <= max(multiple, shards - 1)
     region = TokenRegion("attention", "", tokens, (), (), (), (), {}, 0, 0, reach=Reach(before, after))
     lengths = keys_at_any_length(counts, before, after, multiple)
     assert len(set(lengths)) <= LENGTHS and all((tokens - n) % max(16, multiple) == 0 for n in lengths)

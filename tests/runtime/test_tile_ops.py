@@ -74,6 +74,27 @@ def test_a_part_of_the_rows_is_added_at_its_place(dtype, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_sum_begins_with_a_part_at_its_place(dtype, device):
+    part = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    total = torch.ops.memgraph.shard_total(part, 2, 3, 9)
+    assert total.dtype == tile_ops.accumulator(dtype) and total.shape == (2, 3, 9, 4)
+    assert torch.equal(total[:, :, 3:8], part.to(total.dtype))
+    assert not total[:, :, :3].any() and not total[:, :, 8:].any()
+    held = peak_above_start(lambda: torch.ops.memgraph.shard_total(part, 2, 3, 9), device)
+    assert held == total.nbytes
+
+
+def test_the_keys_of_a_shard_are_a_view():
+    whole = torch.arange(24.0).view(2, 3, 4).transpose(1, 2)
+    part = torch.ops.memgraph.shard_keys(whole, 1, 1, 2)
+    assert torch.equal(part, whole[:, 1:3]) and part.data_ptr() == whole[:, 1:].data_ptr()
+    with pytest.raises(RuntimeError, match="exceeds dimension size"):
+        torch.ops.memgraph.shard_keys(whole, 1, 3, 2)
+    torch.library.opcheck(torch.ops.memgraph.shard_keys.default, (whole, 1, 1, 2), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parts_add_up_where_the_sum_is(dtype, device):
     """Sum and part lie in another order than their dimensions, as gradients of attention do."""
     generator = torch.Generator().manual_seed(0)

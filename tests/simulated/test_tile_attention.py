@@ -50,13 +50,16 @@ def test_no_more_than_the_rows_of_a_shard_are_made(dtype, length, features):
     assert peaks[0] - fewer[0] > length**2 * dtype.itemsize / 2
 
 
+@pytest.mark.parametrize("symbolic", [False, True], ids=["a number", "a symbol"])
 @pytest.mark.parametrize("length", [8192, 8000])
-def test_shards_are_given_the_keys_of_a_window(length, monkeypatch):
+def test_shards_are_given_the_keys_of_a_window(length, symbolic, monkeypatch):
     """No kernel writes minus infinity here, so nothing proves what a query reads, and no trial can be run."""
     monkeypatch.setattr("memgraph.facts.masks.reach.reach_of", lambda mask: Reach(699, 0))
     monkeypatch.setattr(Trial, "run", lambda self: None)
     model = Attention(window(700), layers=2, features=64).to("cuda", torch.bfloat16)
     x = torch.randn(1, length, 128, device="cuda", dtype=torch.bfloat16)
+    if symbolic:
+        torch._dynamo.mark_dynamic(x, 1)
     report, peaks = measured(model, x, 8)
     assert all(abs(report.above - peak) <= EXACT for peak in peaks)
     whys = [d.why for d in report.decisions if isinstance(d.action, Tile)]
