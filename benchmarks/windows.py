@@ -2,6 +2,7 @@
 
     python -m benchmarks.windows
     python -m benchmarks.windows --models mistral --lengths 4096 --rounds 9
+    python -m benchmarks.windows --symbolic             one graph for batches of any length, as both arms compile it
 
 Models of transformers with random weights, trained on padded batches as they come, with torch's attention:
 
@@ -47,6 +48,7 @@ def main(
     window: Annotated[int, typer.Option(help="Keys that a query reads.")] = 512,
     sequences: Annotated[int, typer.Option(help="In a batch; two thirds of the last one are no padding.")] = 2,
     rounds: Annotated[int, typer.Option(help="Timed steps of each arm, in turn.")] = 5,
+    symbolic: Annotated[bool, typer.Option("--symbolic", help="The length is a symbol of the graph.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "windows",
 ) -> None:
@@ -56,6 +58,7 @@ def main(
     for model in models.split(","):
         for tokens in map(int, lengths.split(",")):
             case = {"model": model, "tokens": tokens, "window": window, "sequences": sequences, "device": device}
+            case["symbolic"] = symbolic
             rows += [case | row for row in _measured(case, rounds, record)]
             print(record.write("Attention whose queries do not read all keys", {"rows": rows}, _page(rows)), flush=True)
 
@@ -144,6 +147,8 @@ def work(task: Task) -> Iterator[Result]:
         ids = torch.randint(1, options["vocab_size"], (task["sequences"], tokens))
         real = torch.ones_like(ids)
     real[-1, tokens * 2 // 3 :] = 0
+    for given in (ids, real) if task["symbolic"] else ():
+        torch._dynamo.mark_dynamic(given, 1)
 
     def loss(ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         labels = ids.masked_fill(real == 0, -100)
