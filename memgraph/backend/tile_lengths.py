@@ -7,6 +7,7 @@ each shard of attention has its queries) becomes one more guard, as long as Dyna
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -28,9 +29,16 @@ class Lengths:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self.symbols = names_of_symbols(module)
+
+    @functools.cached_property
+    def symbols(self) -> list[str]:
         """The names of the symbols in the graph's sizes."""
-        self.nodes = {node.name: node for node in module.graph.nodes}
+        return names_of_symbols(self.module)
+
+    @functools.cached_property
+    def nodes(self) -> dict[str, fx.Node]:
+        """By name."""
+        return {node.name: node for node in self.module.graph.nodes}
 
     def plain(self) -> fx.GraphModule:
         """The graph with a large prime for each symbol: what is found in it holds for all sizes."""
@@ -67,7 +75,7 @@ class Lengths:
     def too_few(self, region: TokenRegion, wanted: int) -> str:
         """Why attention gets fewer shards than are wanted, since its length may be short; "" if it does not."""
         most = self.most_shards(region)
-        if isinstance(self.of(region), int) or most >= wanted:
+        if region.kind != "attention" or isinstance(self.of(region), int) or most >= wanted:
             return ""
         needs = "two queries" if region.multiple == 1 else f"a block of {region.multiple} queries"
         return f"its length may be {self.fewest(region)}, and each shard needs {needs}: {most} shards at most"

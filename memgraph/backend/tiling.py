@@ -71,7 +71,7 @@ class Tiling:
 
     def counted(self) -> Tiling:
         """The same regions, with their tokens at the sizes in force (`compat.reading_with`)."""
-        if not self.lengths.symbols:
+        if not self.regions or not self.lengths.symbols:
             return self
         found = copy.copy(self)
         found.regions = tuple(self.lengths.counted(self.regions))
@@ -143,6 +143,8 @@ class Tiling:
                     f"the plan has tiles in some of the regions like {group.module}, and not in all of them"
                 )
             found.append(counts.pop())
+            if reason := self.lengths.too_few(self.regions[group.regions[0]], found[-1]):
+                raise PlanError(f"the plan runs {group.module or 'a region'} in {found[-1]} shards: {reason}")
         if wanted:
             module = next(d.module for d in decisions if d.name in wanted)
             raise PlanError(f"the plan runs {module or 'a region'} in shards, and this graph has no such region")

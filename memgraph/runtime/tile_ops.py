@@ -5,7 +5,7 @@
     shard_product(left, right) -> sum                   left @ right, summed in float32 (float64 stays)
     shard_add(sum, left, right) -> sum                  sum + left @ right
     shard_keys(whole, dim, start, length) -> part       a view of `length` rows along a dimension
-    shard_total(first, dim, start, length) -> sum        zeros, in float32, with the first part at its place
+    shard_total(first, dim, start, length) -> sum       zeros, in float32, with the first part at its place
     shard_sum(sum, part, dim, start) -> sum             sum + part at its place, whose type may be shorter
     poison(size, dtype, device) -> tensor               not-a-number everywhere, in the memory of one number
 

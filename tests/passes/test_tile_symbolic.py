@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memgraph.backend.options import parse_options
+from memgraph.backend.tiling import Tiling
 from memgraph.base import compat
+from memgraph.base.errors import PlanError
+from memgraph.facts.actions import Tile
 from memgraph.facts.costs import logical_bytes
 from memgraph.facts.plain import generic, names_of_symbols, shortest, with_plain_sizes
 from memgraph.facts.tokens.attention import find_attention
@@ -17,6 +21,7 @@ from memgraph.facts.tokens.find import find_regions
 from memgraph.passes import graphs
 from memgraph.passes.tile import tile
 from memgraph.passes.tiles import shards as tile_graph
+from memgraph.planner.decisions import Decision
 from memgraph.verify.tiles import TileError, verify_tiles
 from tests.support import attention
 from tests.support.splits import capture_inductor
@@ -158,6 +163,20 @@ def test_a_graph_with_plain_sizes():
     assert not names_of_symbols(plain)
     assert [node.name for node in plain.graph.nodes] == [n.name for n in joint.graph.nodes if not is_size(n)]
     assert not any(map(is_size, plain.graph.nodes))
+
+
+def test_a_plan_of_more_shards_than_the_capture_has_queries_for():
+    """40 queries are 20 shards of two; a plan that was made for longer sequences may have more."""
+    joint = symbolic(attention.Attention(attention.window(5)), "floats", dtype=attention.DTYPE).graph
+    tiling = Tiling(graphs.Joint(joint, 1), parse_options({"tile": {"attention": "auto"}}), "cpu")
+    (region,) = (region for region in tiling.regions if region.kind == "attention")
+
+    def shards_of(count: int) -> tuple[int, ...]:
+        return tiling.shards_of([Decision(region.outputs[0], 0, Tile(count))])
+
+    assert shards_of(20) == (20,)
+    with pytest.raises(PlanError, match="in 21 shards: its length may be 40, and each shard needs two queries: 20"):
+        shards_of(21)
 
 
 @pytest.mark.slow
