@@ -7,7 +7,8 @@
 
 A body is given what its layer reads: values of other layers, parameters, seeds of random numbers, constants, saved
 values. It returns what others read of its layer, each once, and nothing that it was given: views of either are made by
-the caller (docs/decisions/0008), and so are seeds. A value that is made of plain data alone is made again in the body.
+the caller (docs/decisions/0008), and so are seeds. A value that is made of plain data alone is made again in the body,
+and so is a size that is computed: where sizes are symbolic a body is given their symbols.
 
 Left alone: layers that the plan does not name. Whether layers are equal is a fact (facts/layers.py), not checked here;
 the verifier finds out where they are not.
@@ -24,10 +25,10 @@ import torch
 from torch import fx
 
 from memgraph.base import compat
-from memgraph.facts.steps import made_of_nothing
+from memgraph.facts.steps import follows_from_symbols, made_of_nothing
 from memgraph.facts.views import is_view
 from memgraph.passes.graphs import OutlinePlan, Rewritten, Split
-from memgraph.passes.insert import provenance
+from memgraph.passes.insert import provenance, size
 from memgraph.passes.tiles.stored import CalledGraph
 
 
@@ -51,10 +52,21 @@ class _Layer:
     """Of its call."""
 
     def operands(self) -> list[fx.Node]:
-        """What the layer is given, in the order in which it is read first."""
+        """What the layer is given: the symbols of its sizes, and the rest in the order in which it is read first."""
         inside = set(self.nodes)
         read = dict.fromkeys(read for node in self.nodes for read in node.all_input_nodes)
-        return [node for node in read if node not in inside and not _is_body(node) and not made_of_nothing(node)]
+        return [*self.symbols(read), *(node for node in read if node not in inside and not _is_made_in_body(node))]
+
+    def symbols(self, read: Iterable[fx.Node]) -> list[fx.Node]:
+        """The inputs of the graph that are the symbols of its sizes.  read: what it reads."""
+        made = (inner for node in read if made_of_nothing(node) for inner in node.all_input_nodes)
+        values = (node.meta.get("val") for node in (*self.nodes, *read, *made))
+        needed = {symbol for value in values for symbol in compat.symbols_in(value)}
+        found: dict[str, fx.Node] = {}
+        for node in self.nodes[0].graph.find_nodes(op="placeholder") if needed else ():
+            if (symbol := compat.symbol_of(node.meta.get("val"))) in needed:
+                found.setdefault(str(symbol), node)
+        return [found[name] for name in sorted(found)]
 
     def read_outside(self) -> list[fx.Node]:
         """Its nodes that others read."""
@@ -81,7 +93,7 @@ def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) ->
         for place, names in enumerate(layers):
             layer = _Layer(tuple(nodes[name] for name in names), label, f"{label}_call_{place}")
             if place == 0:
-                root.add_module(label, _body(gm, layer))
+                root.add_module(label, _Body(gm, layer).make())
             ends[layer.nodes[-1]] = layer
             inside.update(layer.nodes)
     graph = fx.Graph()
@@ -91,8 +103,8 @@ def _outlined(gm: fx.GraphModule, classes: Sequence[Sequence[Sequence[str]]]) ->
             _call(graph, ends[node], new)
         elif node not in inside:
             new[node] = _outside(graph, node, inside, new)
-    for node in reversed(graph.nodes):  # what only layers read, and makes again
-        if not node.users and (node.op == "get_attr" or made_of_nothing(node)):
+    for node in reversed(graph.nodes):  # what only layers read, and is made again in their bodies
+        if not node.users and node.op != "placeholder" and (node.op == "get_attr" or _is_made_in_body(node)):
             graph.erase_node(node)
     made = compat.graph_module(root, graph)
     made.meta = dict(gm.meta)
@@ -114,23 +126,39 @@ def _outside(graph: fx.Graph, node: fx.Node, inside: Set[fx.Node], new: Mapping[
     return view
 
 
-def _body(gm: fx.GraphModule, layer: _Layer) -> fx.GraphModule:
-    """The graph of a layer."""
-    graph, root = fx.Graph(), torch.nn.Module()
-    new: dict[fx.Node, fx.Node] = {}
-    for place, node in enumerate(layer.operands()):
-        new[node] = graph.placeholder(f"given_{place}")
-        new[node].meta["val"] = node.meta["val"]
-    for node in layer.nodes:
-        for read in node.all_input_nodes:
-            if read in new:
-                continue
-            new[read] = graph.node_copy(read)  # made of nothing, or a body
-            if _is_body(read):
-                _set(root, read.target, operator.attrgetter(read.target)(gm))
-        new[node] = graph.node_copy(node, new.__getitem__)
-    graph.output(tuple(new[node] for node in layer.returned()))
-    return CalledGraph(root, graph)
+class _Body:
+    """The graph of a layer, as it is made."""
+
+    def __init__(self, gm: fx.GraphModule, layer: _Layer) -> None:
+        self.gm, self.layer = gm, layer
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.new: dict[fx.Node, Any] = {}
+        """By node of the layer's graph, what stands for it in the body."""
+
+    def make(self) -> fx.GraphModule:
+        for place, node in enumerate(self.layer.operands()):
+            self.new[node] = self.graph.placeholder(f"given_{place}")
+            self.new[node].meta["val"] = node.meta["val"]
+        for node in self.layer.nodes:
+            for read in node.all_input_nodes:
+                self.make_again(read)
+            self.new[node] = self.graph.node_copy(node, self.new.__getitem__)
+        self.graph.output(tuple(self.new[node] for node in self.layer.returned()))
+        return CalledGraph(self.root, self.graph)
+
+    def make_again(self, read: fx.Node) -> None:
+        """Make what is read and not given: a size, a value that is made of nothing, a body that is called."""
+        if read in self.new:
+            return
+        if follows_from_symbols(read):
+            mode, value = compat.fake_mode_of([node.meta["val"] for node in self.layer.nodes]), read.meta["val"]
+            self.new[read] = size(self.graph, mode, value)
+            return
+        for inner in read.all_input_nodes:
+            self.make_again(inner)
+        self.new[read] = self.graph.node_copy(read, self.new.__getitem__)
+        if _is_body(read):
+            _set(self.root, read.target, operator.attrgetter(read.target)(self.gm))
 
 
 def _call(graph: fx.Graph, layer: _Layer, new: dict[fx.Node, fx.Node]) -> None:
@@ -164,6 +192,10 @@ def _source(node: fx.Node, inside: Iterable[fx.Node]) -> fx.Node:
     while node in inside and (is_view(node) or (node.target is operator.getitem and is_view(node.args[0]))):
         node = node.all_input_nodes[0]
     return node
+
+
+def _is_made_in_body(node: fx.Node) -> bool:
+    return _is_body(node) or made_of_nothing(node) or follows_from_symbols(node)
 
 
 def _is_body(node: fx.Node) -> bool:

@@ -6,7 +6,8 @@ devices of what they read and make are equal. Which values they read is kept apa
 Some nodes belong to no layer:
 
 - inputs, constants, bodies, and the seeds that Inductor looks up by number: a layer is given them;
-- values that are made of nothing (`full`, `iota`): whatever reads one makes it again.
+- values that are made of nothing (`full`, `iota`): whatever reads one makes it again;
+- sizes that inputs of the graph decide: a layer is given their symbols.
 """
 
 from __future__ import annotations
@@ -57,11 +58,19 @@ class Step:
     """The operator and what it makes, for a reader."""
 
 
+def follows_from_symbols(node: fx.Node) -> bool:
+    """Whether a node is a size that inputs of its graph decide, and not their entries: it follows from the symbols."""
+    value = node.meta.get("val")
+    if not compat.is_size(value) or not compat.is_backed(value):
+        return False
+    return all(read.op == "placeholder" or follows_from_symbols(read) for read in node.all_input_nodes)
+
+
 def made_of_nothing(node: fx.Node) -> bool:
-    """Whether a node makes a value out of plain data alone, the same whenever it runs."""
+    """Whether a node makes a value out of plain data and sizes alone, the same whenever it runs."""
     return (
         node.op == "call_function"
-        and not node.all_input_nodes
+        and all(map(follows_from_symbols, node.all_input_nodes))
         and isinstance(node.meta.get("val"), torch.Tensor)
         and not twice_is_wrong(node)
     )
@@ -71,7 +80,7 @@ def is_given(node: fx.Node) -> bool:
     """Whether a layer is given a node's value, or makes it again, wherever in the order the node stands."""
     if node.op != "call_function":
         return node.op in ("placeholder", "get_attr")
-    return compat.looks_up_seed(node.target) or made_of_nothing(node)
+    return compat.looks_up_seed(node.target) or made_of_nothing(node) or follows_from_symbols(node)
 
 
 def steps_of(gm: fx.GraphModule, repeatable: Iterable[str] = ()) -> tuple[Step, ...]:
@@ -92,7 +101,9 @@ class _Reader:
         self.given: dict[fx.Node, int] = {}
         self.numbers: dict[Hashable, int] = {}
         self.looks: dict[fx.Node, Hashable] = {}
-        self.plain: dict[fx.Node, bool] = {}
+        self.unknown: dict[fx.Node, str] = {}
+        inputs = gm.graph.find_nodes(op="placeholder")
+        self.symbols = {compat.symbol_of(node.meta.get("val")) for node in inputs}
 
     def steps(self) -> tuple[Step, ...]:
         returned = set(self.gm.graph.output_node().all_input_nodes)
@@ -103,17 +114,17 @@ class _Reader:
         told = (self._frozen(node.args, reads), self._frozen(node.kwargs, reads))
         written = bool(node.meta.get(compat.WRITTEN))
         does = (node.target, told, tuple(map(self._look, reads)), self._look(node), written)
-        base = view_base(node)
+        base, fixed = view_base(node), self._fixed(node)
         return Step(
             node.name,
             self.numbers.setdefault(does, len(self.numbers)),
             tuple(map(self._number, reads)),
             returned,
-            0 if returned or written else _fused_bytes(node),
+            0 if returned or written or fixed else _fused_bytes(node),
             self.place.get(base, -1) if base is not node else -1,
             isinstance(node.meta.get("val"), list | tuple),
             node.target is operator.getitem,
-            self._fixed(node, reads),
+            fixed,
             f"{node.target} {_said(node.meta.get('val'))}",
         )
 
@@ -132,16 +143,20 @@ class _Reader:
         return (node.target, told, look(node.meta.get("val")))
 
     def _frozen(self, argument: Any, reads: list[fx.Node]) -> Hashable:
-        """An argument that can be compared. Nodes are added to `reads`; a body is told by its name."""
+        """An argument that can be compared. Nodes are added to `reads`; a body is told by its name, a size by itself."""
         if isinstance(argument, fx.Node):
             if self._is_body(argument):
                 return ("body", argument.target)
+            if follows_from_symbols(argument):
+                return self._frozen(argument.meta["val"], reads)
             reads.append(argument)
             return _READ
         if isinstance(argument, list | tuple):
             return ("list", *[self._frozen(item, reads) for item in argument])
         if isinstance(argument, Mapping):
             return ("dict", *[(key, self._frozen(item, reads)) for key, item in argument.items()])
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return (type(argument), compat.expression_text(argument))
         if isinstance(argument, float | complex | slice) or getattr(argument, "__hash__", None) is None:
             return (type(argument), repr(argument))
         return (type(argument), argument)
@@ -149,9 +164,9 @@ class _Reader:
     def _is_body(self, node: fx.Node) -> bool:
         return node.op == "get_attr" and isinstance(operator.attrgetter(node.target)(self.gm), fx.GraphModule)
 
-    def _fixed(self, node: fx.Node, reads: Iterable[fx.Node]) -> str:
-        if not all(map(self._is_plain, (node, *reads))):
-            return "has sizes that are not known yet"
+    def _fixed(self, node: fx.Node) -> str:
+        if unknown := next(filter(None, map(self._unknown, (node, *node.all_input_nodes))), ""):
+            return unknown
         if qualified_name(node.target) in TRANSFERS:
             return "copies a value to another tier or back"
         if compat.has_side_effect(node.target) and node.target is not compat.invoke_subgraph():
@@ -159,32 +174,52 @@ class _Reader:
         fixed = twice_is_wrong(node, self.repeatable)
         return str(fixed) if fixed else ""
 
-    def _is_plain(self, node: fx.Node) -> bool:
-        if node not in self.plain:
-            self.plain[node] = _is_plain(node.meta.get("val"))
-        return self.plain[node]
+    def _unknown(self, node: fx.Node) -> str:
+        """Why the sizes of a node's value are not known before the graph runs; "" where they are."""
+        if node not in self.unknown:
+            self.unknown[node] = self._why_unknown(node)
+        return self.unknown[node]
+
+    def _why_unknown(self, node: fx.Node) -> str:
+        if self._is_body(node):
+            return ""
+        if not follows_from_symbols(node) and not _is_known(node.meta.get("val")):
+            return "has sizes that are not known yet"
+        made = node.all_input_nodes if made_of_nothing(node) else ()
+        symbols = {symbol for told in (node, *made) for symbol in compat.symbols_in(told.meta.get("val"))}
+        return "" if self.symbols.issuperset(symbols) else "has sizes whose symbols the graph is not given"
 
 
 _READ = ("read",)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor of known sizes, or a tuple of such."""
+def _is_known(value: Any) -> bool:
+    """Whether a value is a tensor of sizes that inputs decide, or a tuple of such."""
     if isinstance(value, torch.Tensor):
-        return set(map(type, (*value.shape, *value.stride()))) <= {int} and value.layout is torch.strided
-    return isinstance(value, list | tuple) and all(map(_is_plain, value))
+        return value.layout is torch.strided and all(map(_is_decided, (*value.shape, *value.stride())))
+    return isinstance(value, list | tuple) and all(map(_is_known, value))
+
+
+def _is_decided(size: Any) -> bool:
+    return type(size) is int or (compat.is_size(size) and compat.is_backed(size))
 
 
 def look(value: Any) -> Hashable:
     """How a value lies in memory: shape, strides, type, device, and how far its first entry is from an aligned one."""
     if isinstance(value, torch.Tensor):
-        if not _is_plain(value):
+        if not _is_known(value):
             return (str(value.shape), value.dtype, str(value.device))
-        off = value.storage_offset() * value.element_size() % ALIGNMENT
-        return (tuple(value.shape), value.stride(), value.dtype, str(value.device), off)
+        off = _told(value.storage_offset() * value.element_size() % ALIGNMENT)
+        sizes, strides = (tuple(map(_told, steps)) for steps in (value.shape, value.stride()))
+        return (sizes, strides, value.dtype, str(value.device), off)
     if isinstance(value, list | tuple):
         return ("tuple", *map(look, value))
     return (type(value).__name__, str(value))
+
+
+def _told(size: Any) -> int | str:
+    """A size as what it can be compared by."""
+    return size if isinstance(size, int) else compat.expression_text(size)
 
 
 def _said(value: Any) -> str:

@@ -197,9 +197,17 @@ def _called(where: str, name: str, body: fx.GraphModule, calls: Sequence[fx.Node
         given = [signature(operand.meta.get("val")) for operand in operands if isinstance(operand, fx.Node)]
         if len(given) == len(operands) and not all(map(_fits, given, taken)):
             breaches.append(f"the {where}'s {call.name} gives its body {name} other shapes than that takes")
+        for got, want in zip(given, taken, strict=False):
+            if _is_size(got) and _is_size(want) and got != want:
+                breaches.append(f"the {where}'s {call.name} gives its body {name} {show(got)} for the size {show(want)}")
         if not all(map(_fits, map(signature, call.meta.get("val", ())), given_back)):
             breaches.append(f"the {where}'s {call.name} is said to get other shapes than its body {name} returns")
     return breaches
+
+
+def _is_size(of: Hashable) -> bool:
+    """Whether a signature is that of a symbolic number."""
+    return isinstance(of, tuple) and len(of) == 2 and of[0] == torch.SymInt.__name__
 
 
 def _fits(one: Hashable, other: Hashable) -> bool:

@@ -209,8 +209,19 @@ def test_thirty_thousand_operators_take_a_second():
 
 
 @pytest.mark.slow
-def test_sizes_that_are_not_known_yet_are_no_constants_of_a_body():
-    split = capture(Stack([Layer() for _ in range(8)]), torch.randn(4, 8), dynamic=True)
+def test_sizes_that_data_decide_are_in_no_body():
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(8))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x[x.sum(-1) > 0])
+            return x.sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        split = capture(Routed(), torch.randn(4, 8))
     steps = steps_of(split.forward)
     assert any("sizes that are not known yet" in step.fixed for step in steps)
     assert not equal_layers(steps).classes

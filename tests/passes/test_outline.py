@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import fx, nn
 from torch.nn import functional as F
 
+from memgraph.base import compat
 from memgraph.base.errors import VerifyError
 from memgraph.facts.layers import equal_layers
 from memgraph.facts.steps import steps_of
@@ -84,6 +85,13 @@ def verify(found: Captured, split: Split) -> None:
     verify_partition(found.joint, split.forward, split.backward, num_fwd_outputs=found.count, pass_name="outline")
 
 
+def sizes_of(forward: fx.GraphModule, inputs) -> dict:
+    """The values of a graph's symbols for some inputs."""
+    taken = zip(forward.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    found = {compat.symbol_of(node.meta["val"]): given for node, given in taken}
+    return {symbol: given for symbol, given in found.items() if symbol is not None}
+
+
 def step(forward: fx.GraphModule, backward: fx.GraphModule, found: Captured) -> list[torch.Tensor]:
     torch.manual_seed(1)
     outputs = list(fx.Interpreter(forward).run(*found.inputs))
@@ -91,7 +99,9 @@ def step(forward: fx.GraphModule, backward: fx.GraphModule, found: Captured) -> 
     inputs = backward.graph.find_nodes(op="placeholder")[len(saved) :]
     ordered = sorted(saved, key=lambda value: isinstance(value, torch.Tensor))  # symbols come first
     draw = torch.Generator().manual_seed(2)
-    tangents = [torch.randn(list(node.meta["val"].shape), generator=draw) for node in inputs]
+    values = sizes_of(forward, found.inputs)
+    shapes = ([compat.size_at(size, values) for size in node.meta["val"].shape] for node in inputs)
+    tangents = [torch.randn(shape, generator=draw) for shape in shapes]
     return outputs[: found.count] + list(fx.Interpreter(backward).run(*ordered, *tangents))
 
 

@@ -12,6 +12,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from memgraph.base import compat
 from memgraph.verify.rewrite import snapshot, verify_partition
 
 aten = torch.ops.aten
@@ -76,7 +77,7 @@ class _Captured(Exception):
     pass
 
 
-def capture_inductor(module, *args) -> Split:
+def capture_inductor(module, *args, dynamic: bool | None = None) -> Split:
     """The joint graph after Inductor's own passes: dropout is a function of a tensor of seeds."""
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -92,15 +93,16 @@ def capture_inductor(module, *args) -> Split:
             return None
 
     def backend(graph, inputs):
-        given.extend(inputs)
+        given[:] = inputs
         patches = {"custom_partitioner_fn": Partitioner(), "force_disable_caches": True}
         return compile_fx(graph, inputs, config_patches=patches)
 
     torch._dynamo.reset()
     with pytest.raises(Exception, match="_Captured"):
-        torch.compile(module, backend=backend, fullgraph=True)(*args)
+        torch.compile(module, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
     torch._dynamo.reset()
-    return replace(splits[-1], inputs=tuple(given))
+    sizes = (compat.size_hint(value) if isinstance(value, torch.SymInt) else value for value in given)
+    return replace(splits[-1], inputs=tuple(sizes))
 
 
 class Mlp(nn.Module):

@@ -87,6 +87,11 @@ def is_size(given: Any) -> bool:
     return isinstance(given, torch.SymInt) and not given.node.is_nested_int()
 
 
+def is_backed(size: Any) -> bool:
+    """Whether a symbolic size had a value when its graph was captured: one that data decide has none."""
+    return size.node.hint is not None
+
+
 def largest(size: Any) -> int | None:
     """The largest value that a symbolic size may have, as `torch._dynamo.mark_dynamic(max=...)` says it; or None."""
     expression = size.node.expr
