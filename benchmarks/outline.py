@@ -9,7 +9,7 @@ then all are started again from those caches, and step in turn. A budget that is
 allocates, as bytes: a share told to memgraph costs a compilation more; where it is refused without bodies, both arms
 get the smallest budget that the refusal names. Rows are added to those that are there, so a depth can be measured by
 itself. With `--families` the models are tiny, have dropout where their configuration has a rate, and are deep enough
-for four equal layers.
+for four equal layers. With `--symbolic` sizes are symbols, as they are once batches have had two lengths.
 
 CPU seconds are those of the first step, of the process itself and of the C++ compilers that it starts: other work
 beside lengthens the wall's. With `--kernels FOLDER` kernels that were compiled in that folder are not compiled again,
@@ -69,6 +69,7 @@ def main(
     hidden: int = SHAPE.hidden,
     sequence: int = SHAPE.sequence,
     dropout: float = 0.0,
+    symbolic: Annotated[bool, typer.Option(help="Compile with dynamic=True: sizes are symbols.")] = False,
     rounds: Annotated[int, typer.Option(help="Steps of each arm, in turn; 0 for none.")] = 15,
     kernels: Annotated[str, typer.Option(help="A folder for C++ kernels that all runs share.")] = "",
     name: Annotated[str, typer.Option(help="Last part of the results' folder.")] = "outline",
@@ -83,7 +84,7 @@ def main(
         for model in (models or (",".join(FAMILIES) if families else "llama")).split(","):
             for depth in [FAMILIES[model]] if families else map(int, layers.split(",")):
                 shape = (vars(TINY) if families else asked) | {"layers": depth}
-                case = {"model": model, "shape": shape, "kernels": kernels}
+                case = {"model": model, "shape": shape, "kernels": kernels, "symbolic": symbolic}
                 for group in _groups(case, budgets.split(","), environment, rounds):
                     rows += group
                     page = record.write("Equal layers, compiled once", {"rows": rows}, body(rows))
@@ -211,12 +212,13 @@ class OutlineArm(Arm):
     def __init__(self, task: Task) -> None:
         self.case, self.device = make(task["model"], Shape(**task["shape"])), "cpu"
         options: dict[str, Any] = {"backend": "inductor"}
+        dynamic = True if task["symbolic"] else None
         if task["outline"] is not None:
             options = {
                 "backend": "memgraph",
                 "options": {"budget": task["budget"], "outline": task["outline"], "progress": False},
             }
-        self.loss = torch.compile(self.case.loss, **options)
+        self.loss = torch.compile(self.case.loss, dynamic=dynamic, **options)
 
     def ready(self) -> Result:
         self.step()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from memgraph.base import compat
 from memgraph.machine.hardware import Hardware
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.reporting.report import Report
 from memgraph.step.ranks import Ranks
 

@@ -20,7 +20,7 @@ from memgraph.base.sizes import format_size
 from memgraph.machine import disk, memory
 from memgraph.machine.hardware import Hardware
 from memgraph.planner.decisions import Plan
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.runtime.gpudirect import ON_CPU
 from memgraph.runtime.slots import PAGE

@@ -22,7 +22,7 @@ from memgraph.base import compat
 from memgraph.base.fingerprint import source_fingerprint
 from memgraph.facts import kernel_scratch
 from memgraph.machine.hardware import Hardware
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 
 
 def _world_size() -> int:

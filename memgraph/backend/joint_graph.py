@@ -29,7 +29,7 @@ from memgraph.planner.candidates import Candidate
 from memgraph.planner.course import Course, timeline
 from memgraph.planner.decisions import Plan
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.outlining import Outlining
 from memgraph.planner.prices import price_fusion
 from memgraph.planner.replay import replayed

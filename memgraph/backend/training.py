@@ -20,7 +20,7 @@ from memgraph.machine.hardware import Hardware, load
 from memgraph.machine.measure import allocated_bytes
 from memgraph.passes.graphs import Captured
 from memgraph.planner.decisions import Refusal
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.step.graph import OTHERS
 from memgraph.step.ranks import Ranks
 from memgraph.step.returned import Dropped

@@ -143,7 +143,7 @@ class _Reader:
         return (node.target, told, look(node.meta.get("val")))
 
     def _frozen(self, argument: Any, reads: list[fx.Node]) -> Hashable:
-        """An argument that can be compared. Nodes are added to `reads`; a body is told by its name, a size by itself."""
+        """An argument that can be compared. Nodes are added to `reads`; bodies are told by name, sizes as text."""
         if isinstance(argument, fx.Node):
             if self._is_body(argument):
                 return ("body", argument.target)

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from memgraph.planner.candidates import Candidates
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.levels import backward_levels, forward_levels
 from memgraph.planner.linear import ACCURACY, NotSolved, Solution
-from memgraph.planner.offload import Tiers
 from memgraph.planner.relaxation import Relaxation
 
 # How often rows are added that an optimum breaks.

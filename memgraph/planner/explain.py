@@ -23,7 +23,7 @@ from memgraph.planner.decisions import (
     Transfer,
     node_name,
 )
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 
@@ -193,7 +193,7 @@ def offload_refusals(planner: Planner, chosen: Candidate, tiers: Tiers) -> Itera
         if tier.only_rules:
             reason = "the CPU's own memory is where the values are already: only rules send values there, to no gain"
             yield Refusal(f"offload to {tier.name}", reason)
-    for i, reason in planner.offloader.refused(chosen):
+    for i, reason in planner.offloader.leaving.refused(chosen):
         value = planner.facts.values[i]
         if value.pin is not None:
             yield Refusal(f"offload {value.name} ({value.pin.origin})", reason)

@@ -21,13 +21,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from memgraph.facts.actions import Offload
 from memgraph.planner import polish
 from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
-from memgraph.planner.queues import Clock, Tier, place
+from memgraph.planner.leaving import Leaving, Tiers
+from memgraph.planner.queues import Tier, place
 
 # How many bases are tried.
 BASES = 8
@@ -44,52 +45,14 @@ WINDOWS = (math.inf, 8.0, 2.0)
 NARROW = (2.0, 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tiers:
-    """The tiers of one compilation."""
-
-    tiers: tuple[Tier, ...] = ()
-    """Fastest first."""
-    min_bytes: int = 0
-    """Smaller values stay, unless a rule sends them."""
-    notes: tuple[str, ...] = ()
-    """Sentences about the tiers for the report."""
-
-    def named(self, name: str) -> Tier | None:
-        return next((tier for tier in self.tiers if tier.name == name), None)
-
-
-class _Room:
-    """The bytes that are left in each tier."""
-
-    def __init__(self, left: dict[str, float]) -> None:
-        self._left = dict(left)
-
-    @classmethod
-    def of(cls, tiers: Iterable[Tier]) -> _Room:
-        return cls({tier.name: math.inf if tier.capacity is None else tier.capacity for tier in tiers})
-
-    def copy(self) -> _Room:
-        return _Room(self._left)
-
-    def take(self, tier: Tier, size: int) -> bool:
-        """Give a value of `size` bytes its room, if there is any."""
-        needed = tier.room(size)
-        if needed > self._left[tier.name]:
-            return False
-        self._left[tier.name] -= needed
-        return True
-
-
 class Offloader:
-    """Offload for one joint graph. It keeps the clocks of the bases, and nothing that depends on a bound."""
+    """Offload for one joint graph. It keeps nothing that depends on a bound."""
 
     def __init__(self, candidates: Candidates, tiers: Tiers) -> None:
         self.candidates, self.facts, self.tiers = candidates, candidates.facts, tiers
+        self.leaving = Leaving(self.facts, tiers)
         values = self.facts.values
-        self._returned = {values[i].storage for i in self.facts.forward_outputs}
         self._pins = any(value.pinned(Offload) for value in values)
-        self._clocks: dict[tuple[tuple[int, ...], Copies], Clock] = {}  # all else of a schedule follows from these
         self._empty: dict[tuple[tuple[int, ...], Copies, float], Candidate] = {}
 
     def pinned(self, base: Candidate) -> Candidate:
@@ -97,7 +60,7 @@ class Offloader:
         if not self._pins:
             return base
         roots = self.plain if base.stock else base
-        chosen = self._assign(roots, ())
+        chosen = self.leaving.assign(roots, ())
         return self._with(roots, chosen, math.inf) if chosen else base
 
     def best(
@@ -189,67 +152,14 @@ class Offloader:
             saved.add(root if moves else i)
         return self.candidates.of(frozenset(saved)) or stock
 
-    def movable(self, base: Candidate) -> list[int]:
-        """Saved values that may leave, first born first."""
-        values, clock = self.facts.values, self._clock(base)
-        shared = self._shared(base)
-        found = [
-            i
-            for i in base.schedule.saved
-            if values[i].movable
-            and values[i].storage not in self._returned
-            and i not in shared
-            and i in clock.first_use
-            and (values[i].bytes >= max(1, self.tiers.min_bytes) or self._rule(i) is not None)
-        ]
-        return sorted(found, key=clock.slot.__getitem__)
-
     def _light(self, i: int) -> bool:
         """Whether a value takes more on its way to any tier by leaving at all than its copies take."""
         size = self.facts.values[i].bytes
         return all(tier.each > tier.seconds(size) for tier in self.tiers.tiers if not tier.only_rules)
 
-    def _shared(self, base: Candidate) -> set[int]:
-        """Saved values of which a view is saved as well: their bytes would stay."""
-        values, saved = self.facts.values, base.schedule.saved
-        return {values[i].storage for i in saved if values[i].storage != i}
-
-    def _rule(self, i: int) -> Tier | None:
-        """The tier to which a rule sends the value."""
-        pin = self.facts.values[i].pin
-        return self.tiers.named(pin.action.tier) if pin is not None and isinstance(pin.action, Offload) else None
-
-    def _free(self, i: int) -> bool:
-        """Whether neither a rule nor a tag keeps the value on the device."""
-        pin = self.facts.values[i].pin
-        return pin is None or self._rule(i) is not None
-
-    def _assign(self, base: Candidate, values: Sequence[int]) -> list[tuple[int, Tier]]:
-        """A tier for each value that one has room for: the fastest for those born last, which have the least time."""
-        facts = self.facts.values
-        room = _Room.of(self.tiers.tiers)
-        chosen: list[tuple[int, Tier]] = []
-        waiting = []
-        for i in self.movable(base):
-            rule = self._rule(i)
-            if rule is not None and room.take(rule, facts[i].bytes):
-                chosen.append((i, rule))
-            elif rule is None and i in values and self._free(i):
-                waiting.append(i)
-        # If room is short, values born first get it: they are away the longest, and lower the peak the most.
-        open_to_all = [tier for tier in self.tiers.tiers if not tier.only_rules]
-        admitted = [i for i, _ in self._place(waiting, open_to_all[::-1], room.copy())]
-        return chosen + self._place(admitted[::-1], open_to_all, room)
-
-    def _place(self, values: Sequence[int], tiers: Sequence[Tier], room: _Room) -> list[tuple[int, Tier]]:
-        """The first tier with room for each value, in this order; values without room are left out."""
-        sizes = [(i, self.facts.values[i].bytes) for i in values]
-        found = [(i, next((tier for tier in tiers if room.take(tier, size)), None)) for i, size in sizes]
-        return [(i, tier) for i, tier in found if tier is not None]
-
     def _under(self, base: Candidate, bound: int) -> Candidate | None:
         """The base with as few of its first-born values gone as the bound asks for, in the widest window that fits."""
-        movable = sorted(self.movable(base), key=self._light)
+        movable = sorted(self.leaving.movable(base), key=self._light)
         narrowest = self._emptied(base, 0)
         if narrowest.peak > bound:  # nothing gives memory back earlier
             return self._alone(base, bound)
@@ -262,7 +172,7 @@ class Offloader:
         low = middle = next((n for n, size in enumerate(gone) if base.peak - size <= bound), 0)
         high, step = len(movable) - 1, 1
         while low <= high:
-            found = self._with(base, self._assign(base, movable[:middle]), window)
+            found = self._with(base, self.leaving.assign(base, movable[:middle]), window)
             if found.peak <= bound:
                 best = min(best, found, key=self._cost)
                 high, step = middle - 1, len(movable)
@@ -275,7 +185,7 @@ class Offloader:
         """The base with everything gone that may leave.  window: as a multiple of the largest such value."""
         key = (base.schedule.saved, base.schedule.copies, window)
         if key not in self._empty:
-            everything = self._assign(base, self.movable(base))
+            everything = self.leaving.assign(base, self.leaving.movable(base))
             self._empty[key] = self._with(base, everything, self._bytes(base, window))
         return self._empty[key]
 
@@ -284,10 +194,11 @@ class Offloader:
 
         One that is born late may do alone, and where all have left, a copy back may make the peak.
         """
-        movable = self.movable(base)
+        movable = self.leaving.movable(base)
         if not 1 < len(movable) <= FEW or len(self.facts.values) > SMALL:
             return None
-        tried = (self._with(base, self._assign(base, [i]), window) for i in movable for window in (math.inf, 0.0))
+        alone = ((self.leaving.assign(base, [i]), window) for i in movable for window in (math.inf, 0.0))
+        tried = (self._with(base, chosen, window) for chosen, window in alone)
         return min((found for found in tried if found.peak <= bound), key=self._cost, default=None)
 
     def _fewer(self, base: Candidate, best: Candidate, bound: int, window: float) -> Candidate:
@@ -302,7 +213,7 @@ class Offloader:
             return best
         for i in gone:
             left = [move.value for move in best.moves if move.value != i]
-            found = self._with(base, self._assign(base, left), window)
+            found = self._with(base, self.leaving.assign(base, left), window)
             if found.peak <= bound:
                 best = min(best, found, key=self._cost)
         return best
@@ -315,7 +226,7 @@ class Offloader:
         """
         values, tiers = self.facts.values, {move.value: self.tiers.named(move.tier) for move in best.moves}
         base = self.candidates.of(frozenset(best.schedule.saved), best.schedule.copies)
-        gone = [v for v in tiers if self._rule(v) is None]
+        gone = [v for v in tiers if self.leaving.rule(v) is None]
         if base is None or not gone:
             return best
 
@@ -326,14 +237,14 @@ class Offloader:
 
         gone.sort(key=dearness, reverse=True)
         windows = (self._bytes(base, window) for window in WINDOWS)
-        fits = (w for w in windows if self._with(base, self._assign(base, gone), w).peak <= bound)
+        fits = (w for w in windows if self._with(base, self.leaving.assign(base, gone), w).peak <= bound)
         window, left, step = next(fits, 0.0), SWEEPS_TO_KEEP, math.ceil(len(gone) / 2)
         while step and left:
             first = 0
             while first < len(gone) and left:
                 left -= 1
                 rest = gone[:first] + gone[first + step :]
-                found = self._with(base, self._assign(base, rest), window)
+                found = self._with(base, self.leaving.assign(base, rest), window)
                 if found.peak <= bound and self._cost(found) < self._cost(best):
                     best, gone = found, rest
                 else:
@@ -343,7 +254,7 @@ class Offloader:
 
     def _with(self, base: Candidate, chosen: Sequence[tuple[int, Tier]], window: float) -> Candidate:
         """The base with the copies of the chosen values in place, swept.  window: bytes that may be under way."""
-        placed = place(self.facts, base.schedule, self._clock(base), chosen, window)
+        placed = place(self.facts, base.schedule, self.leaving.clock(base), chosen, window)
         found = self.candidates.evaluate(placed.schedule)
         seconds = found.seconds + placed.stall + placed.drag
         return dataclasses.replace(found, seconds=seconds, moves=placed.moves, stall=placed.stall, drag=placed.drag)
@@ -352,49 +263,8 @@ class Offloader:
         """A window in bytes.  window: as a multiple of the largest value that may leave."""
         if window == math.inf or window == 0:
             return window
-        return window * max((self.facts.values[i].bytes for i in self.movable(base)), default=0)
-
-    def _clock(self, base: Candidate) -> Clock:
-        key = (base.schedule.saved, base.schedule.copies)
-        if key not in self._clocks:
-            self._clocks[key] = Clock(self.facts, base.schedule)
-        return self._clocks[key]
+        return window * max((self.facts.values[i].bytes for i in self.leaving.movable(base)), default=0)
 
     def without_room(self, chosen: Candidate, missed: bool) -> Iterator[tuple[Tier, int]]:
-        """Tiers whose capacity has kept values on the device, with the bytes that all values that may go there need.
-
-        missed: whether the choice is larger than its bound. Then everything should have gone, and the tiers are those
-        that cannot hold everything; else those that have no room for a value that stays.
-        """
-        values = self.facts.values
-        moves = {move.value: move.tier for move in chosen.moves}
-        movable = [i for i in self.movable(self.plain if chosen.stock else chosen) if self._free(i)]
-        for tier in self.tiers.tiers:
-            fitting = [i for i in movable if self._rule(i) == tier or (self._rule(i) is None and not tier.only_rules)]
-            room = {i: tier.room(values[i].bytes) for i in fitting if moves.get(i, tier.name) == tier.name}
-            need, capacity = sum(room.values()), math.inf if tier.capacity is None else tier.capacity
-            left = capacity - sum(size for i, size in room.items() if i in moves)
-            in_the_way = need > capacity if missed else any(size > left for i, size in room.items() if i not in moves)
-            if in_the_way:
-                yield tier, need
-
-    def refused(self, base: Candidate) -> Iterator[tuple[int, str]]:
-        """Values that a rule sends away and that stay, with the reason."""
-        values = self.facts.values
-        moved = {move.value for move in base.moves}
-        for i in base.schedule.saved:
-            tier = self._rule(i)
-            if tier is None or i in moved:
-                continue
-            if values[i].storage in self._returned:
-                yield i, "the forward returns it, so its bytes stay on the device anyway"
-            elif values[i].kind == "primal":
-                yield i, "it is an input of the graph, which the caller holds"
-            elif not values[i].movable:
-                yield i, "it is a view, or its elements do not lie densely in its storage"
-            elif i in self._shared(base):
-                yield i, "a view of it is saved too, so its bytes stay on the device anyway"
-            elif i not in self._clock(base).first_use:
-                yield i, "the backward returns it as it is"
-            else:
-                yield i, f"the {tier.name} tier has no room left for it"
+        """As `Leaving.without_room`, for a choice."""
+        return self.leaving.without_room(self.plain if chosen.stock else chosen, chosen, missed)

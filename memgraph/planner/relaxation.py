@@ -14,10 +14,10 @@ import numpy as np
 
 from memgraph.facts.actions import Recompute
 from memgraph.planner.candidates import Candidates
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.linear import LinearProgram
 from memgraph.planner.moments import is_buffer
 from memgraph.planner.narrows import Narrow
-from memgraph.planner.offload import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.stays import Stay, Stays
 

@@ -25,7 +25,7 @@ import numpy as np
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates, by_time
 from memgraph.planner.copies import Copies
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 
 # Peaks for which the program is solved, and how many of those above a bound are solved for it: some sets take less than
 # the peak of their program, and from others values may leave.

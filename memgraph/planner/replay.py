@@ -23,7 +23,7 @@ from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.course import Course
 from memgraph.planner.decisions import Doing, Plan, node_name
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Clock, Move, drag, with_moves
 from memgraph.planner.schedule import Copy, Schedule, backward_program, forward_program, held
 

@@ -36,8 +36,9 @@ from memgraph.planner.alike import AlikePlanner
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import LARGE, Candidate, Candidates, by_peak, by_time
 from memgraph.planner.copies import Copies
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.lowest import lowest
-from memgraph.planner.offload import SMALL, Offloader, Tiers
+from memgraph.planner.offload import SMALL, Offloader
 from memgraph.planner.relaxed import MOST_VALUES, TOLERANCE, Relaxed
 from memgraph.planner.uniform import Choice, UniformChoices
 

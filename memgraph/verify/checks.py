@@ -199,7 +199,9 @@ def _called(where: str, name: str, body: fx.GraphModule, calls: Sequence[fx.Node
             breaches.append(f"the {where}'s {call.name} gives its body {name} other shapes than that takes")
         for got, want in zip(given, taken, strict=False):
             if _is_size(got) and _is_size(want) and got != want:
-                breaches.append(f"the {where}'s {call.name} gives its body {name} {show(got)} for the size {show(want)}")
+                breaches.append(
+                    f"the {where}'s {call.name} gives its body {name} {show(got)} for the size {show(want)}"
+                )
         if not all(map(_fits, map(signature, call.meta.get("val", ())), given_back)):
             breaches.append(f"the {where}'s {call.name} is said to get other shapes than its body {name} returns")
     return breaches

@@ -20,7 +20,7 @@ from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress
 from memgraph.machine import memory
 from memgraph.machine.hardware import built_in
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.runtime.space import Calls, Space
 from memgraph.step.graph import VARIANTS
 from memgraph.step.variants import Envelope, Variant

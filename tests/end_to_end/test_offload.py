@@ -16,7 +16,7 @@ from memgraph import runtime
 from memgraph.backend.destinations import tiers
 from memgraph.backend.options import parse_options
 from memgraph.machine.hardware import built_in
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.runtime import sanitized
 from memgraph.runtime.space import Calls

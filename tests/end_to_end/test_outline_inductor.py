@@ -64,3 +64,30 @@ def test_a_body_writes_into_saved_values_as_its_layers_do(states):
     for ones, others in zip(found, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
     assert written_over(bodies) >= written_over(plain) >= len(Model(states).layers)
+
+
+def gradients(outline: bool, lengths: tuple[int, ...]) -> tuple[memgraph.Report, list[list[Tensor]]]:
+    """What the report says, and all gradients of a step for each length; one graph serves all of them."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, found = Model(states=False), []
+    options = {"budget": "64MiB", "outline": outline, "cache": False}
+    compiled = torch.compile(model, backend="memgraph", options=options, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in lengths:
+            model.zero_grad()
+            x = torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(length))
+            compiled(x)[0].backward()
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+    return memgraph.report(), found
+
+
+@pytest.mark.inductor
+def test_bodies_serve_all_lengths():
+    lengths = (TOKENS, 7, 100)  # from 129 on Inductor would sum in another way, and compile again
+    (plain, expected), (bodies, found) = gradients(False, lengths), gradients(True, lengths)
+    assert any("outlined: " in note for note in bodies.notes)
+    assert not any("outlined: " in note for note in plain.notes)
+    assert bodies.as_predicted and bodies.measured_peak is not None
+    for ones, others in zip(found, expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))

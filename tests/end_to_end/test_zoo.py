@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import zoo_page
 from memgraph.facts import kernel_scratch
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from tests.families import FAMILIES, Family, trial
 from tests.support.harness import Eager

@@ -10,7 +10,7 @@ from memgraph.facts.actions import Offload, Recompute
 from memgraph.planner.course import Course, described, held, named, timed, timeline
 from memgraph.planner.decisions import Doing, Event, Reuse, Timeline, Where
 from memgraph.planner.explain import make_plan
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 from tests.support.facts import SETTINGS, chain, graphs

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from memgraph.planner.offload import Offloader, Tiers
+from memgraph.planner.leaving import Tiers
+from memgraph.planner.offload import Offloader
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 from tests.support.facts import chain

@@ -11,7 +11,8 @@ import pytest
 
 from memgraph.planner import offload, polish
 from memgraph.planner.candidates import Candidate, Candidates
-from memgraph.planner.offload import Offloader, Tiers
+from memgraph.planner.leaving import Tiers
+from memgraph.planner.offload import Offloader
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
 from tests.support.facts import chain
@@ -112,7 +113,7 @@ def test_no_value_leaves_that_need_not(share, monkeypatch):
     gone = [move.value for move in found.moves]
     assert 0 < len(gone) < len(everything.moves)
     for value in gone:
-        less = offloader._with(base, offloader._assign(base, [v for v in gone if v != value]), 0)
+        less = offloader._with(base, offloader.leaving.assign(base, [v for v in gone if v != value]), 0)
         assert less.peak > bound or less.seconds >= found.seconds
     monkeypatch.setattr(offload, "SWEEPS_TO_KEEP", 0)
     assert offloader._kept_back(everything, bound) is everything

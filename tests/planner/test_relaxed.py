@@ -9,7 +9,7 @@ import pytest
 from memgraph.planner import solve
 from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.relaxed import Relaxed
 from memgraph.planner.solve import Planner

@@ -30,7 +30,7 @@ from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.copies import Copies
 from memgraph.planner.cut import SavedSetCut
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
@@ -85,11 +85,11 @@ def _moved(planner: Planner, base: Candidate) -> Iterator[Candidate]:
     offloader = planner.offloader
     if offloader is None:
         return
-    movable = offloader.movable(base)[:MOVED]
+    movable = offloader.leaving.movable(base)[:MOVED]
     for away in itertools.product((False, True), repeat=len(movable)):
         chosen = [i for i, leaves in zip(movable, away, strict=True) if leaves]
         for window in WINDOWS if chosen else ():
-            yield offloader._with(base, offloader._assign(base, chosen), window)
+            yield offloader._with(base, offloader.leaving.assign(base, chosen), window)
 
 
 def step_time(facts: JointFacts, planner: Planner) -> float:

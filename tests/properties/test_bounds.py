@@ -14,7 +14,8 @@ from memgraph.planner.bound import LowerBounds
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.cut import SavedSetCut
-from memgraph.planner.offload import Offloader, Tiers
+from memgraph.planner.leaving import Tiers
+from memgraph.planner.offload import Offloader
 from memgraph.planner.queues import Tier
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
@@ -79,9 +80,9 @@ def test_no_plan_with_copies_beats_its_bound(program, out, back, window, capacit
     assert isinstance(offloader, Offloader)
     lowest = bounds.smallest()
     for base in plans(facts, planner.candidates)[::3]:
-        movable = offloader.movable(base)
+        movable = offloader.leaving.movable(base)
         for count in {len(movable), len(movable) // 2}:
-            chosen = offloader._assign(base, movable[:count])
+            chosen = offloader.leaving.assign(base, movable[:count])
             candidate = offloader._with(base, chosen, window)
             assert lowest <= candidate.peak
             held(bounds, candidate)

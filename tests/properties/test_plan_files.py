@@ -15,7 +15,7 @@ from memgraph.planner.candidates import Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.decisions import Plan, Step, node_name
 from memgraph.planner.explain import make_plan
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.replay import replayed
 from memgraph.planner.solve import Planner
 from memgraph.planner.step_plan import GraphPlan, StepPlan

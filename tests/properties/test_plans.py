@@ -18,7 +18,7 @@ from memgraph.planner.candidates import Candidate
 from memgraph.planner.copies import Copies
 from memgraph.planner.course import timeline
 from memgraph.planner.cut import SavedSetCut
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Clock, Move, Tier, place, with_moves
 from memgraph.planner.schedule import Unschedulable, make_schedule
 from memgraph.planner.solve import Planner
@@ -83,7 +83,7 @@ moves = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0
 def moved(facts: JointFacts, base: Candidate, drawn: list[tuple[int, int, int]]) -> Candidate:
     """The same choice with some of the saved values copied out and back, at any legal time."""
     planner = Planner(facts, fused=False, offload=HOST)
-    may, clock = planner.offloader.movable(base), Clock(facts, base.schedule)
+    may, clock = planner.offloader.leaving.movable(base), Clock(facts, base.schedule)
     chosen: dict[int, Move] = {}
     for n, late, early in drawn if may else ():
         i = may[n % len(may)]
@@ -118,7 +118,7 @@ def test_copies_are_placed_where_they_may_stand(program, out, back, window):
     tier = Tier("host", out, back, drag=0.5, each=1e-6)
     planner = Planner(facts, offload=Tiers((tier,)))
     base = planner.stock
-    clock, may = Clock(facts, base.schedule), planner.offloader.movable(base)
+    clock, may = Clock(facts, base.schedule), planner.offloader.leaving.movable(base)
     placed = place(facts, base.schedule, clock, [(i, tier) for i in may], window)
     assert [move.value for move in placed.moves] == may
     for move in placed.moves:
@@ -169,7 +169,7 @@ def test_what_a_rule_sends_away_leaves_at_any_bound(program, drawn):
         planner.best((low.peak + planner.stock.peak) // 2),
         low,
     ):
-        refused = {i for i, _ in planner.offloader.refused(candidate)}
+        refused = {i for i, _ in planner.offloader.leaving.refused(candidate)}
         moves = {move.value for move in candidate.moves}
         assert away & set(candidate.schedule.saved) <= moves | refused
         assert not away & candidate.schedule.recomputed or candidate.schedule.saved == planner.stock.schedule.saved

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Tier
 from memgraph.runtime import host, nvme, staging, streams
 from memgraph.runtime.process import scratch_file

@@ -16,7 +16,7 @@ from memgraph.backend.options import parse_options
 from memgraph.backend.planned import Planned
 from memgraph.base import compat
 from memgraph.machine.hardware import built_in
-from memgraph.planner.offload import Tiers
+from memgraph.planner.leaving import Tiers
 from tests.support.models import build
 
 
