@@ -29,7 +29,7 @@ def size(graph: fx.Graph, mode: Any, wanted: int | torch.SymInt) -> int | fx.Nod
     tracer = _Calls(graph, mode)
     known = {}
     for node in graph.find_nodes(op="placeholder"):
-        if (symbol := compat.symbol_of(node.meta.get("val"))) is not None:
+        if (symbol := compat.bound_symbol(node.meta.get("val"))) is not None:
             known[symbol] = tracer.proxy(node)
     made = compat.computed_size(wanted, known)
     return made.node if isinstance(made, fx.Proxy) else int(made)

@@ -64,7 +64,7 @@ class _Layer:
         needed = {symbol for value in values for symbol in compat.symbols_in(value)}
         found: dict[str, fx.Node] = {}
         for node in self.nodes[0].graph.find_nodes(op="placeholder") if needed else ():
-            if (symbol := compat.symbol_of(node.meta.get("val"))) in needed:
+            if (symbol := compat.bound_symbol(node.meta.get("val"))) in needed:
                 found.setdefault(str(symbol), node)
         return [found[name] for name in sorted(found)]
 

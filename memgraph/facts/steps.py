@@ -103,7 +103,7 @@ class _Reader:
         self.looks: dict[fx.Node, Hashable] = {}
         self.unknown: dict[fx.Node, str] = {}
         inputs = gm.graph.find_nodes(op="placeholder")
-        self.symbols = {compat.symbol_of(node.meta.get("val")) for node in inputs}
+        self.symbols = {compat.bound_symbol(node.meta.get("val")) for node in inputs}
 
     def steps(self) -> tuple[Step, ...]:
         returned = set(self.gm.graph.output_node().all_input_nodes)

@@ -34,6 +34,8 @@ class LaunchFigures:
     """Bytes above `level` that the launch takes by itself, as planned."""
     measured_above: int | None
     """Bytes above `level` that it took by itself."""
+    larger: bool = False
+    """Whether its plan is that of larger sizes, and what is predicted is what those take: it is to take no more."""
 
     @property
     def predicted_peak(self) -> int | None:
@@ -50,11 +52,13 @@ class LaunchFigures:
 
     @property
     def off(self) -> int:
-        """Bytes that it took more than planned, negative for less; 0 where that is within 1 % of the peak."""
+        """Bytes that it took more than planned, negative for less; 0 where that is within 1 % of the peak, and for less
+        than larger sizes take."""
         if self.measured_above is None or self.predicted_above is None:
             return 0
         measured, predicted = self.level + self.measured_above, self.level + self.predicted_above
-        return 0 if within(measured, predicted) else measured - predicted
+        fine = within(measured, predicted) or (self.larger and measured < predicted)
+        return 0 if fine else measured - predicted
 
 
 @dataclasses.dataclass(frozen=True)

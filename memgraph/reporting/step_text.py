@@ -140,7 +140,8 @@ def _launch_rows(launches: tuple[LaunchFigures, ...]) -> Iterator[Row]:
             _most([launch.measured_peak for launch in same]),
         )
         off = max((launch.off for launch in same), key=abs)
-        told = f"{format_size(abs(off))} {'MORE' if off > 0 else 'less'} than planned" if off else ""
+        told = "planned for larger sizes" if any(launch.larger for launch in same) else ""
+        told = f"{format_size(abs(off))} {'MORE' if off > 0 else 'less'} than planned" if off else told
         level = format_size(min(launch.level for launch in same))
         rows.append((name, f"x{len(same)}", level, *map(_size, figures), told))
     yield from rows[:LAUNCHES]

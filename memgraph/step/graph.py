@@ -128,6 +128,7 @@ class StepGraph:
             variant = self._together(args, launch) or self._alone(args, launch)
             self._use(variant)
             launch.variant, launch.envelope = weakref.ref(variant), variant.envelope(launch.entry.sizes)
+            launch.larger = launch.entry.sizes not in variant.envelopes
             if len(run.round) == 1:
                 self._record(launch, variant)
             run.mark(launch, Moment.FORWARD)

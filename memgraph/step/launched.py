@@ -42,6 +42,8 @@ class Launched:
     """The plan that it runs; None until that is chosen."""
     envelope: Envelope | None = None
     """What its plan takes with its sizes; None where that is not known."""
+    larger: bool = False
+    """Whether the envelope is that of larger sizes, which stand for its own: it is to take no more."""
     open_in_backward: tuple[int, ...] = ()
     """The others that were open when its backward began."""
     marks: dict[Moment, Mark] = dataclasses.field(default_factory=dict)

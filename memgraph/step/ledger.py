@@ -156,6 +156,7 @@ def _launch(launch: Launched) -> LaunchFigures:
         measured_backward=ended.peak if ended is not None and ended.seen else None,
         predicted_above=launch.predicted_above,
         measured_above=launch.measured_above,
+        larger=launch.larger,
     )
 
 

@@ -23,7 +23,8 @@ def measured(launch: Launched, say: Say) -> None:
         return
     report = variant.report
     planned = next(iter(variant.envelopes.values()), None)  # reports are of the sizes that a plan was made for
-    if report is not None and launch.envelope == planned and above > (report.measured_above or -1):
+    theirs = launch.envelope == planned and (not launch.larger or above > launch.envelope.peak)
+    if report is not None and theirs and above > (report.measured_above or -1):
         variant.report = dataclasses.replace(report, measured_above=above)
         log.amend(report, variant.report)
     peak = launch.measured_peak

@@ -64,7 +64,8 @@ def needed(nodes: Mapping[str, fx.Node], region: TokenRegion, outputs: Sequence[
 
 def _symbols(nodes: Mapping[str, fx.Node], names: Sequence[str]) -> list[str]:
     """The inputs of the graph that are symbols in the sizes of some nodes.  Raises MixesTokens for any other symbol."""
-    given = {compat.symbol_of(node.meta.get("val")): name for name, node in nodes.items() if node.op == "placeholder"}
+    taken = {name: node.meta.get("val") for name, node in nodes.items() if node.op == "placeholder"}
+    given = {compat.bound_symbol(value): name for name, value in taken.items()}
     found: dict[str, None] = {}
     for name in names:
         for symbol in sorted(compat.symbols_in(nodes[name].meta.get("val")), key=str):

@@ -7,7 +7,7 @@ import operator
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from memgraph.base import compat
 from memgraph.base.errors import VerifyError
@@ -123,3 +123,28 @@ def test_layers_of_a_family(name):
     after = outlined(found).graphs
     verify(found, after)
     assert same_bits(step(found.forward, found.backward, found), step(after.forward, after.backward, found))
+
+
+class Masked(nn.Module):
+    """Layers of a value and a mask, whose lengths are captured as two symbols and turn out equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(("gelu",), 8)
+
+    def forward(self, mask, x):
+        places = torch.arange(mask.shape[1]).unsqueeze(1)  # here the length of the mask is a symbol of its own
+        return self.model(x * (mask + places))
+
+
+def test_of_two_symbols_that_are_equal_a_body_is_given_the_one_that_stands_for_both():
+    with torch.fx.experimental._config.patch(use_duck_shape=False):
+        found = capture_inductor(Masked(), torch.ones(3, 5, 1), torch.randn(3, 5, WIDTH), dynamic=True)
+    sizes = symbols(found.forward)
+    assert len({told(node) for node in sizes}) < len(sizes)  # else the test shows nothing
+    after = outlined(found).graphs
+    verify(found, after)
+    for gm in (after.forward, after.backward):
+        for call in calls(gm):
+            given = [operand for operand in call.args[2:] if operand in symbols(gm)]
+            assert given and all(compat.bound_symbol(node.meta["val"]) is not None for node in given)

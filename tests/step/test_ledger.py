@@ -15,6 +15,7 @@ from memgraph.step.forecast import Method, OptimizerForecast
 from memgraph.step.ledger import RECORDED, ROUNDS
 from memgraph.step.variants import Entry, Envelope
 from tests.reporting.test_report import example
+from tests.step.test_rounds import SizedMeter
 from tests.step.toys import FAST, KIB, LIGHT, Toy, World, layers, plan, step
 
 SMALL = 64  # bytes: what a toy's clone of its input takes
@@ -86,6 +87,26 @@ def test_the_report_of_the_plan_says_what_was_measured():
     assert memgraph.report().measured_above == pytest.approx(40 * KIB, abs=SMALL)
     assert "less than predicted" in str(memgraph.report()) and not memgraph.report().as_predicted
     assert world.run.ledger.report().graphs[0].off == 1
+
+
+@pytest.mark.parametrize(("backward", "off"), [(35, 0), (60, 1)], ids=["less", "more"])
+def test_a_launch_by_the_plan_of_larger_sizes_may_take_less(backward, off):
+    """What larger sizes take says nothing of it, unless it takes more than they."""
+    world = World(1 << 30)
+    graph = lone(world)
+    planned = example()
+    graph.meter = SizedMeter(world.device, world.run)
+    graph.variants[0].report = planned
+    graph.variants[0].envelopes = {(2 * KIB,): Envelope(30 * KIB, 20 * KIB, 40 * KIB)}
+    takes(graph, Envelope(30 * KIB, 20 * KIB, backward * KIB))
+    log.record(planned)
+    step(world, [graph])
+    found = world.run.ledger.report()
+    (launch,) = found.rounds[0].launches
+    assert launch.larger and launch.predicted_above == 40 * KIB and launch.as_predicted == (not off)
+    assert ("planned for larger sizes" in str(found)) == (not off)
+    measured = memgraph.report().measured_above
+    assert measured == (pytest.approx(backward * KIB, abs=SMALL) if off else None)
 
 
 def test_rounds_of_several_graphs_are_measured_as_they_are_learned_and_as_they_are_chosen():

@@ -127,6 +127,7 @@ from memgraph.base.compat.scheduler import (
 )
 from memgraph.base.compat.sizes import (
     assume_at_least,
+    bound_symbol,
     computed_size,
     expression_text,
     free_symbols,
@@ -169,6 +170,7 @@ __all__ = [
     "allocations",
     "allocator_counters",
     "assume_at_least",
+    "bound_symbol",
     "autocast_state",
     "backward_inputs",
     "bare_step",

@@ -164,6 +164,16 @@ def symbol_of(value: Any) -> Any:
     return expression if expression is not None and expression.is_symbol else None
 
 
+def bound_symbol(value: Any) -> Any:
+    """The symbol that an input of a graph is, for whoever calls the graph; None where it is none, or not any more.
+
+    Of two sizes that turned out equal while a graph was captured, one symbol stands for both from then on. Inductor
+    takes an input by the symbol that it was made with, and looks for the other in vain (2.11 to 2.15).
+    """
+    symbol = symbol_of(value)
+    return symbol if symbol is not None and value.node._expr == symbol else None
+
+
 def computed_size(size: Any, known: dict[Any, Any]) -> Any:
     """A symbolic size, computed from values of its symbols: numbers, or proxies of nodes.
 
