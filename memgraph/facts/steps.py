@@ -181,22 +181,35 @@ class _Reader:
         return self.unknown[node]
 
     def _why_unknown(self, node: fx.Node) -> str:
+        value, made = node.meta.get("val"), made_of_nothing(node)
+        if _is_plain(value) and not (made and node.all_input_nodes):
+            return ""
         if self._is_body(node):
             return ""
-        if not follows_from_symbols(node) and not _is_known(node.meta.get("val")):
+        if not follows_from_symbols(node) and not _is_known(value):
             return "has sizes that are not known yet"
-        made = node.all_input_nodes if made_of_nothing(node) else ()
-        symbols = {symbol for told in (node, *made) for symbol in compat.symbols_in(told.meta.get("val"))}
+        told = [value, *(read.meta.get("val") for read in node.all_input_nodes if made)]
+        symbols = {symbol for size in told for symbol in compat.symbols_in(size)}
         return "" if self.symbols.issuperset(symbols) else "has sizes whose symbols the graph is not given"
 
 
 _READ = ("read",)
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor without symbols."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and set(map(type, (*value.shape, *value.stride()))) <= {int}
+    )
+
+
 def _is_known(value: Any) -> bool:
     """Whether a value is a tensor of sizes that inputs decide, or a tuple of such."""
     if isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and all(map(_is_decided, (*value.shape, *value.stride())))
+        sizes = (*value.shape, *value.stride())
+        return _is_plain(value) or (value.layout is torch.strided and all(map(_is_decided, sizes)))
     return isinstance(value, list | tuple) and all(map(_is_known, value))
 
 
@@ -210,7 +223,9 @@ def look(value: Any) -> Hashable:
         if not _is_known(value):
             return (str(value.shape), value.dtype, str(value.device))
         off = _told(value.storage_offset() * value.element_size() % ALIGNMENT)
-        sizes, strides = (tuple(map(_told, steps)) for steps in (value.shape, value.stride()))
+        sizes, strides = tuple(value.shape), value.stride()
+        if not _is_plain(value):
+            sizes, strides = tuple(map(_told, sizes)), tuple(map(_told, strides))
         return (sizes, strides, value.dtype, str(value.device), off)
     if isinstance(value, list | tuple):
         return ("tuple", *map(look, value))

@@ -195,21 +195,31 @@ def _called(where: str, name: str, body: fx.GraphModule, calls: Sequence[fx.Node
     for call in calls:
         operands = call.args[CALLED["invoke_subgraph"] :]
         given = [signature(operand.meta.get("val")) for operand in operands if isinstance(operand, fx.Node)]
-        if len(given) == len(operands) and not all(map(_fits, given, taken)):
-            breaches.append(f"the {where}'s {call.name} gives its body {name} other shapes than that takes")
-        for got, want in zip(given, taken, strict=False):
-            if _is_size(got) and _is_size(want) and got != want:
-                breaches.append(
-                    f"the {where}'s {call.name} gives its body {name} {show(got)} for the size {show(want)}"
-                )
+        if len(given) == len(operands):
+            if not all(map(_fits, given, taken)):
+                breaches.append(f"the {where}'s {call.name} gives its body {name} other shapes than that takes")
+            for symbol, sizes in _symbols(taken, given).items():
+                if len(sizes) > 1:
+                    told = f"{' and '.join(sorted(map(str, sizes)))} for the size {symbol}"
+                    breaches.append(f"the {where}'s {call.name} gives its body {name} {told}")
         if not all(map(_fits, map(signature, call.meta.get("val", ())), given_back)):
             breaches.append(f"the {where}'s {call.name} is said to get other shapes than its body {name} returns")
     return breaches
 
 
-def _is_size(of: Hashable) -> bool:
-    """Whether a signature is that of a symbolic number."""
-    return isinstance(of, tuple) and len(of) == 2 and of[0] == torch.SymInt.__name__
+def _symbols(taken: Sequence[Hashable], given: Sequence[Hashable]) -> dict[str, set[Any]]:
+    """By symbol that a body takes as an input, what a call gives for it: by that input, and in the shapes of tensors.
+
+    A body may be called with other symbols than its own. Its operators are told sizes by metadata, in its own.
+    """
+    pairs = [pair for pair in zip(taken, given, strict=False) if all(isinstance(side, tuple) for side in pair)]
+    found = {own[1]: {theirs[1]} for own, theirs in pairs if own[0] == theirs[0] == torch.SymInt.__name__}  # type: ignore[index]
+    for own, theirs in pairs:
+        if len(own) == len(theirs) == 4:  # type: ignore[arg-type]
+            for size, instead in zip(own[0], theirs[0], strict=False):  # type: ignore[index]
+                if size in found:
+                    found[size].add(instead)
+    return found
 
 
 def _fits(one: Hashable, other: Hashable) -> bool:
