@@ -223,9 +223,7 @@ def look(value: Any) -> Hashable:
         if not _is_known(value):
             return (str(value.shape), value.dtype, str(value.device))
         off = _told(value.storage_offset() * value.element_size() % ALIGNMENT)
-        sizes, strides = tuple(value.shape), value.stride()
-        if not _is_plain(value):
-            sizes, strides = tuple(map(_told, sizes)), tuple(map(_told, strides))
+        sizes, strides = (tuple(map(_told, steps)) for steps in (value.shape, value.stride()))
         return (sizes, strides, value.dtype, str(value.device), off)
     if isinstance(value, list | tuple):
         return ("tuple", *map(look, value))

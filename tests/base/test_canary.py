@@ -275,6 +275,26 @@ def test_donation_is_switched_off():
     assert left == [[], []]
 
 
+def test_of_two_equal_sizes_one_is_taken_by_another_symbol():
+    """What `bound_symbol` is there for: a size keeps the symbol that it was made with, beside the one that stands."""
+    x, y = square(False), square(False)
+    sizes = []
+
+    def backend(gm, inputs):
+        sizes.extend(size for size in inputs if isinstance(size, torch.SymInt))
+        return gm.forward
+
+    def added(x, y):
+        return x + torch.arange(x.shape[0]), y + torch.arange(y.shape[0]), x + y
+
+    torch._dynamo.reset()
+    with torch.fx.experimental._config.patch(use_duck_shape=False):
+        torch.compile(added, backend=backend, fullgraph=True, dynamic=True)(x[:, 0].clone(), y[:, 0].clone())
+    standing, bound = map(compat.symbol_of, sizes), map(compat.bound_symbol, sizes)
+    assert len(sizes) == 2 and len(set(standing)) == 1
+    assert sum(symbol is not None for symbol in bound) == 1
+
+
 @pytest.mark.parametrize("mode", ["symbolic", "static"])
 def test_sizes_have_hints(mode):
     if mode == "static":
@@ -293,6 +313,8 @@ def test_sizes_have_hints(mode):
     (size,) = sizes
     assert compat.size_hint(size * 2) == 16
     assert compat.computed_size(size * 2 + 1, {compat.symbol_of(size): 8}) == 17 and compat.symbol_of(size * 2) is None
+    assert compat.is_backed(size) and compat.bound_symbol(size) == compat.symbol_of(size)
+    assert compat.bound_symbol(size * 2) is None and compat.bound_symbol(3) is None and compat.bound_symbol(x) is None
     # As memory-efficient attention has it on CUDA: torch's own interpreter of such sizes fails on them.
     rows = 4 * torch.sym_max(1, 32 * math.ceil(size / 32))
     assert compat.size_at(rows, {compat.symbol_of(size): 70}) == 384

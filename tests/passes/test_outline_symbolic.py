@@ -13,6 +13,7 @@ from memgraph.base import compat
 from memgraph.base.errors import VerifyError
 from memgraph.facts.layers import equal_layers
 from memgraph.facts.steps import steps_of
+from memgraph.verify import checks
 from tests.passes.test_outline import WIDTH, Model, calls, outlined, step, verify
 from tests.passes.test_outline_families import LAYERS, LEFT
 from tests.support.graphs import same_bits
@@ -31,9 +32,8 @@ def captured(does=("gelu",), layers: int = 8, **rest) -> Captured:
 
 def at(found: Captured, length: int) -> Captured:
     """The same graphs, given another length."""
-    captured_with = found.inputs
     given = []
-    for value, node in zip(captured_with, found.forward.graph.find_nodes(op="placeholder"), strict=True):
+    for value, node in zip(found.inputs, found.forward.graph.find_nodes(op="placeholder"), strict=True):
         shape = node.meta["val"].shape if isinstance(value, torch.Tensor) else None
         if shape is None:
             given.append(length if value == 5 else value)
@@ -148,3 +148,12 @@ def test_of_two_symbols_that_are_equal_a_body_is_given_the_one_that_stands_for_b
         for call in calls(gm):
             given = [operand for operand in call.args[2:] if operand in symbols(gm)]
             assert given and all(compat.bound_symbol(node.meta["val"]) is not None for node in given)
+
+
+@pytest.mark.parametrize(("length", "sizes"), [("s9", {"s9"}), ("s7", {"s7", "s9"})], ids=["same", "another"])
+def test_a_body_may_be_called_with_other_symbols_that_its_tensors_have_as_well(length, sizes):
+    def tensor(rows: str) -> tuple:
+        return (rows, 8), (8, 1), torch.float32, torch.device("cpu")
+
+    taken, given = [("SymInt", "s2"), tensor("s2")], [("SymInt", length), tensor("s9")]
+    assert checks._symbols(taken, given) == {"s2": sizes}
