@@ -50,3 +50,22 @@ def test_truth_values_cost_a_cpu_what_their_vectors_cost():
     # Inductor saves it, and pays for it in its step.
     steps = [Candidates(facts).stock_step for facts in (on_gpu, on_cpu)]
     assert steps[1] - steps[0] == pytest.approx(50 * 0.25)
+
+
+@pytest.mark.parametrize("reader", ["extern", "pointwise"])
+def test_truth_values_that_are_written_in_any_case_cost_their_vectors_once_in_every_plan(reader):
+    """A product or a tile that reads le has it written, saved or not; where it is computed again, it is again."""
+    values = (
+        value("x", "primal", at=0, size=200),
+        dataclasses.replace(value("le", "pointwise", 0, at=1, size=50, seconds=1.0), label=Label(dtype="bool")),
+        value("out", reader, 1, at=2, size=200, seconds=5.0),
+        value("dz", "tangent", at=3, size=200),
+        dataclasses.replace(value("gt", "pointwise", 3, at=4, size=50, seconds=1.0), label=Label(dtype="bool")),
+        value("dx", reader, 4, 1, at=5, size=200, seconds=5.0),
+    )
+    facts = JointFacts(values, (1, 2), (4, 5), (2,), (5,), frozenset((1,)), ("",))
+    priced = price_fusion(facts, dataclasses.replace(HARDWARE, truth_time=0.25)).values
+    written = reader == "extern"
+    assert priced[1].seconds == (1.0 + 50 * 0.25 if written else 0.5)  # fused: less a write of 50 bytes
+    assert priced[4].seconds == (1.0 + 50 * 0.25 if written else 0.5)
+    assert priced[1].hold == (0.0 if written else 1.0 + 50 * 0.25)
