@@ -9,11 +9,14 @@ from __future__ import annotations
 from memgraph import passes
 from memgraph.backend.options import TileOptions
 from memgraph.backend.rewriting import check_captured, rewrite
-from memgraph.facts.masks.causal import Masks, RefusedMask, causal_masks
+from memgraph.facts.masks.causal import ATTENTION, Masks, RefusedMask, arguments, causal_masks
 from memgraph.facts.masks.cudnn import given_to_cudnn
+from memgraph.facts.masks.kernels import taken_apart
 from memgraph.passes.graphs import Captured, EarlyPlan, Rewritten
 from memgraph.planner.decisions import Refusal
 from memgraph.verify.masks import MaskError
+
+TAKEN_APART = "torch has no kernel for such attention here, and products and a softmax would each make their own"
 
 
 def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[Captured]:
@@ -38,10 +41,25 @@ def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[C
 def _masks(captured: Captured, tile: TileOptions | None) -> Masks:
     """The masks that are looked at: all of them where tiles are asked for, else those of calls that cuDNN takes."""
     if tile is not None:
-        return causal_masks(captured.module) if tile.attention else Masks((), ())
+        return _of_kernels(captured) if tile.attention else Masks((), ())
     calls = given_to_cudnn(captured.module)
     causal = causal_masks(captured.module).causal if calls else ()
     return Masks(tuple(call for call in causal if call in calls), ())
+
+
+def _of_kernels(captured: Captured) -> Masks:
+    """All masks; those of calls that torch takes apart are refused: each would make a mask of its own."""
+    masks = causal_masks(captured.module)
+    apart = taken_apart(captured.module).intersection(masks.causal)
+    if not apart:
+        return masks
+    calls = captured.module.graph.find_nodes(op="call_function", target=ATTENTION)
+    by_mask: dict[str, list[str]] = {}
+    for call in calls:
+        if call.name in apart:
+            by_mask.setdefault(arguments(call)["attn_mask"].name, []).append(call.name)
+    kept = [RefusedMask(mask, tuple(names), TAKEN_APART) for mask, names in by_mask.items()]
+    return Masks(tuple(name for name in masks.causal if name not in apart), (*masks.refused, *kept))
 
 
 def _refusal(refused: RefusedMask, tile: TileOptions | None) -> Refusal:

@@ -7,13 +7,17 @@ import functools
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 import memgraph
 from memgraph.backend.before_autograd import before_autograd
 from memgraph.backend.options import TileOptions
 from memgraph.base import compat
-from memgraph.facts.masks.causal import ATTENTION, arguments
+from memgraph.facts.masks.causal import ATTENTION, arguments, causal_masks
+from memgraph.facts.masks.kernels import taken_apart
 from memgraph.machine.measure import peak_above_start
+from memgraph.passes.graphs import EarlyPlan
+from memgraph.passes.masks import masks
 from tests.support.interpreted import backend
 from tests.support.masks import captured, causal, queries
 from tests.support.models import tiny
@@ -86,26 +90,47 @@ def test_dropout_scale_and_grouped_heads_stay(grouped):
         return F.scaled_dot_product_attention(q, k, k, mask, dropout_p=0.5, scale=0.7, enable_gqa=grouped)
 
     q, k = queries(heads=4), queries(heads=2 if grouped else 4)
-    before, after, _ = rewritten(attend, q, k)
+    before = captured(attend, q, k)
+    plan = EarlyPlan(causal_masks(before.module).causal, drop_logits=False, slice_before_head=False)
+    after = masks(before, plan).graphs.module
     (given,) = calls(after)
     assert (given["dropout_p"], given["scale"], given["enable_gqa"], given["is_causal"]) == (0.5, 0.7, grouped, True)
     torch.manual_seed(0)
-    want = before(q, k)[0]
+    want = before.module(q, k)[0]
     torch.manual_seed(0)
     assert torch.allclose(want, after(q, k)[0], atol=1e-6)
 
 
-def test_dropout_beside_a_window_is_refused_for_shards_as_well():
-    """On the CPU such attention is taken apart before its joint graph is made: nothing there tells."""
+def test_calls_that_torch_takes_apart_keep_the_mask_that_they_share():
+    """A CPU has no kernel for attention with dropout: without the mask, each call would make one of its own."""
 
     def attend(q):
-        query, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])
-        window = (key <= query) & (key > query - 3)
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=window, dropout_p=0.1)
+        mask = mask_of(q.shape[2])
+        once = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        twice = F.scaled_dot_product_attention(once, q, q, attn_mask=mask, dropout_p=0.1)
+        return F.scaled_dot_product_attention(twice, q, q, attn_mask=mask, dropout_p=0.1)
 
-    _, _, found = rewritten(attend, queries())
+    _, after, found = rewritten(attend, queries())
+    first, *others = calls(after)
+    assert first["attn_mask"] is None and first["is_causal"] is True
+    assert others[0]["attn_mask"] is others[1]["attn_mask"] is not None
     (refusal,) = found.refusals
-    assert "window" in refusal.reason and "what dropout draws depends on the place" in refusal.reason
+    assert "the mask of 2 calls" in refusal.reason and "no kernel for such attention" in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("dropout", "narrower", "batched"), [(0.0, 0, True), (0.1, 0, True), (0.0, 2, True), (0.0, 0, False)]
+)
+def test_what_is_taken_apart_is_what_torch_takes_apart(dropout, narrower, batched):
+    """Attention with dropout, with values narrower than keys, of tensors without a batch: torch says so itself."""
+
+    def attend(q):
+        value = q[..., narrower:]
+        return F.scaled_dot_product_attention(q, q, value, attn_mask=mask_of(q.shape[-2]), dropout_p=dropout)
+
+    q = queries() if batched else queries()[0]
+    choice = SDPBackend(torch._fused_sdp_choice(q, q, q[..., narrower:], None, dropout, True))
+    assert bool(taken_apart(captured(attend, q).module)) == (choice == SDPBackend.MATH)
 
 
 def test_a_mask_that_cannot_be_tried_is_refused():
@@ -180,9 +205,9 @@ def test_dropout_drops_what_it_dropped():
     made, inputs = tiny.llama(0.2)
     model = tiny.Loss(made).train()
     want = trained(model, inputs, False)
-    assert not [note for note in memgraph.report().notes if "told to be causal" in note]
     assert error(want, trained(model, inputs, "auto")) < 1e-6
-    assert [note for note in memgraph.report().notes if "told to be causal" in note]
+    assert not [note for note in memgraph.report().notes if "told to be causal" in note]
+    assert [refusal for refusal in memgraph.report().refusals if "no kernel for such attention" in refusal.reason]
 
 
 @pytest.mark.slow
