@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -32,6 +34,11 @@ from memgraph.lower.timeline import (
 )
 from memgraph.lower.wrapper import NotReadable
 from memgraph.planner.decisions import Plan, Timeline
+
+# Graphs of Dynamo with so many nodes take a second or more to trace: all but toys, a tiny ViT of two layers has 107.
+LONG_TRACE = 100
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +113,22 @@ def _asks_for_cuda_graphs(options: Options) -> bool:
     return bool(asked) and (options.budget is not None or bool(options.offload))
 
 
+def _prepare_compiler(job: Job) -> None:
+    """Have Inductor do in a thread what it does once before its first kernel of C++, while the graph is traced.
+
+    Not for graphs on a GPU, whose kernels are Triton's, nor for those that are traced in next to no time.
+    """
+
+    def prepare() -> None:
+        try:
+            compat.prepare_cpp()
+        except Exception:  # whoever compiles the first kernel meets it again, and says so
+            _logger.debug("the C++ compiler could not be prepared", exc_info=True)
+
+    if job.device.type == "cpu" and len(job.gm.graph.nodes) >= LONG_TRACE and job.compile_one is compat.inner_compile:
+        threading.Thread(target=prepare, name="memgraph prepares the C++ compiler", daemon=True).start()
+
+
 @without_collections()
 def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: bool = True) -> tuple[Any, list[Graph]]:
     """Compile a graph, by a partitioner's plan or as plain Inductor does: (the callable, the graphs that were lowered).
@@ -148,6 +171,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
         graphs.append(Graph(phase, given, returned, source, kernels, dict(origins), tuple(written)))
         return lowered
 
+    _prepare_compiler(job)
     copy = compat.copy_graph(job.gm)
     return compat.compile_graph(copy, job.inputs, inner, patches, retain_graph=options.retain_graph), graphs
 

@@ -75,6 +75,7 @@ from memgraph.base.compat.inductor import (
     inner_compile,
     lowering_settings,
     mode_options,
+    prepare_cpp,
     saved_values_are_donated,
 )
 from memgraph.base.compat.lowerings import WRITTEN, lower_shards, lower_transfers, write_to_memory
@@ -249,6 +250,7 @@ __all__ = [
     "overwriters",
     "partitioner_base",
     "plain_fakes",
+    "prepare_cpp",
     "profiling",
     "propagating",
     "raise_getitems",

@@ -81,6 +81,19 @@ def saved_values_are_donated() -> bool:
     return bool(functorch_config.donated_buffer)
 
 
+def prepare_cpp() -> None:
+    """What Inductor does once before its first kernel of C++, some seconds in which it waits for the compiler.
+
+    It tries out which vector instructions there are, and compiles the header of its kernels. No kernel is compiled.
+    """
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _NO_KERNEL, submit_fn=lambda task: None)
+
+
+_NO_KERNEL = 'extern "C" void kernel(float*) {}  // memgraph: only the header is wanted'
+
+
 def inner_compile() -> Any:
     """Inductor's compiler of one graph, without two faults that make gradients wrong.
 

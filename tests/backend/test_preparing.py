@@ -1,0 +1,85 @@
+"""What Inductor does once before its first kernel of C++ is done in a thread, while the graph is traced."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import fx
+
+from memgraph.backend import inductor
+from memgraph.backend.inductor import LONG_TRACE, Job, lower
+from memgraph.backend.options import parse_options
+from memgraph.backend.progress import Progress
+from memgraph.base import compat
+
+
+def job(nodes: int, device: str = "cpu") -> Job:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    while len(graph.nodes) < nodes - 1:
+        value = graph.call_function(torch.tanh, (value,))
+    graph.output((value,))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    return Job(module, [torch.ones(1)], parse_options({}), torch.device(device), Progress(False), "a graph")
+
+
+def lowered(monkeypatch, asked: Job, prepare) -> list[threading.Thread]:
+    """The threads in which `prepare` ran while a graph was lowered; each was done before the trace was."""
+    ran = []
+
+    def noted():
+        ran.append(threading.current_thread())
+        prepare()
+
+    def traced(*args, **kwargs):
+        for thread in threading.enumerate():
+            if thread.name.startswith("memgraph prepares"):
+                thread.join(10)
+
+    monkeypatch.setattr(compat, "prepare_cpp", noted)
+    monkeypatch.setattr(compat, "compile_graph", traced)
+    lower(asked, None, cache=False)
+    return ran
+
+
+def test_it_is_done_beside_the_trace_of_a_graph_on_the_cpu(monkeypatch):
+    (thread,) = lowered(monkeypatch, job(LONG_TRACE), lambda: None)
+    assert thread is not threading.main_thread() and thread.daemon
+
+
+@pytest.mark.parametrize(("nodes", "device"), [(LONG_TRACE - 1, "cpu"), (LONG_TRACE, "cuda")])
+def test_it_is_not_done_for_a_toy_nor_on_a_gpu(monkeypatch, nodes, device):
+    assert not lowered(monkeypatch, job(nodes, device), lambda: None)
+
+
+def test_what_goes_wrong_there_is_left_to_the_first_kernel(monkeypatch, caplog):
+    def broken():
+        raise OSError("no compiler")
+
+    with caplog.at_level("DEBUG", logger=inductor.__name__):
+        assert lowered(monkeypatch, job(LONG_TRACE), broken)
+    assert "could not be prepared" in caplog.text
+
+
+SCRIPT = """
+import torch
+from torch._inductor import codecache
+from memgraph.base import compat
+
+compat.prepare_cpp()
+before = codecache._precompile_header.cache_info()
+assert before.currsize == 1, before
+torch.compile(lambda x: torch.tanh(x) + 1)(torch.ones(100))
+after = codecache._precompile_header.cache_info()
+assert after.misses == before.misses and after.hits > before.hits, (before, after)
+"""
+
+
+@pytest.mark.inductor
+def test_the_header_that_is_prepared_is_that_of_the_kernels():
+    """By the same flags: else the first kernel would have one of its own compiled."""
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True)
