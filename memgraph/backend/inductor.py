@@ -118,15 +118,30 @@ def _prepare_compiler(job: Job) -> None:
 
     Not for graphs on a GPU, whose kernels are Triton's, nor for those that are traced in next to no time.
     """
-
-    def prepare() -> None:
-        try:
-            compat.prepare_cpp()
-        except Exception:  # whoever compiles the first kernel meets it again, and says so
-            _logger.debug("the C++ compiler could not be prepared", exc_info=True)
-
     if job.device.type == "cpu" and len(job.gm.graph.nodes) >= LONG_TRACE and job.compile_one is compat.inner_compile:
-        threading.Thread(target=prepare, name="memgraph prepares the C++ compiler", daemon=True).start()
+        _in_thread("memgraph prepares the C++ compiler", compat.prepare_cpp)
+
+
+def _stands(partitioner: Partitioner | None, options: Options) -> bool:
+    """Whether a plan is taken whatever its backward allocates, so that its forward's kernels are wanted for sure.
+
+    Settings of the user's own are in force while a graph is lowered and while it is loaded, and not in between.
+    """
+    if partitioner is None or not partitioner.planned or settings_of(options):
+        return False
+    return partitioner.planned[-1].bound is None
+
+
+def _in_thread(name: str, work: Callable[[], object]) -> None:
+    """Do beside what follows what would be done later in any case; what goes wrong then is met again there."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception:
+            _logger.debug("%s: not done beside the rest", name, exc_info=True)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
 
 
 @without_collections()
@@ -167,6 +182,9 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
             loading = compat.loading_later()
         with configured, loading as written, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
+        if phase == "forward" and _stands(partitioner, options):
+            for wrapper in written:
+                _in_thread("memgraph compiles the forward", wrapper.load)
         source, kernels = getattr(lowered, "source_code", None) or trivial, compat.triton_kernels_of(lowered)
         graphs.append(Graph(phase, given, returned, source, kernels, dict(origins), tuple(written)))
         return lowered

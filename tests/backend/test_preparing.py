@@ -1,10 +1,14 @@
-"""What Inductor does once before its first kernel of C++ is done in a thread, while the graph is traced."""
+"""What is done in a thread beside the lowering: Inductor's preparations for C++, and the kernels of a forward.
+
+The first while the graph is traced, the second while the backward is lowered, where no budget can refuse the plan.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
+from concurrent import futures
 
 import pytest
 import torch
@@ -62,7 +66,7 @@ def test_what_goes_wrong_there_is_left_to_the_first_kernel(monkeypatch, caplog):
 
     with caplog.at_level("DEBUG", logger=inductor.__name__):
         assert lowered(monkeypatch, job(LONG_TRACE), broken)
-    assert "could not be prepared" in caplog.text
+    assert "not done beside the rest" in caplog.text
 
 
 SCRIPT = """
@@ -83,3 +87,52 @@ assert after.misses == before.misses and after.hits > before.hits, (before, afte
 def test_the_header_that_is_prepared_is_that_of_the_kernels():
     """By the same flags: else the first kernel would have one of its own compiled."""
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The threads in which wrappers are loaded, in turn."""
+    found: list[threading.Thread] = []
+    stock = compat.Wrapper.load
+
+    def load(wrapper):
+        found.append(threading.current_thread())
+        return stock(wrapper)
+
+    monkeypatch.setattr(compat.Wrapper, "load", load)
+    return found
+
+
+def trained(options: dict) -> None:
+    torch._dynamo.reset()
+    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))  # no kernel of C++
+    torch.compile(layers, backend="memgraph", options=options | {"cache": False})(torch.ones(4, 8)).sum().backward()
+
+
+def test_the_forward_is_compiled_while_the_backward_is_lowered(loads):
+    trained({"budget": None})
+    assert loads[0].name == "memgraph compiles the forward" and loads[0].daemon
+    assert set(loads[1:]) == {threading.main_thread()}  # which waits for it, and loads the backward
+
+
+@pytest.mark.parametrize("options", [{"budget": "1GiB"}, {"inductor": {"cpp.simdlen": 256}}])
+def test_what_a_budget_may_refuse_or_settings_decide_is_compiled_later(loads, options):
+    trained(options)
+    assert loads and set(loads) == {threading.main_thread()}
+
+
+def test_a_wrapper_is_loaded_once_by_all_threads():
+    begun, made = threading.Barrier(2), []
+
+    def load():
+        made.append(object())
+        return made[-1]
+
+    def both():
+        begun.wait(10)
+        return wrapper.load()
+
+    wrapper = compat.Wrapper("here", load)
+    with futures.ThreadPoolExecutor(2) as pool:
+        first, second = (future.result(10) for future in [pool.submit(both) for _ in range(2)])
+    assert first is second and made == [first]

@@ -19,12 +19,14 @@ class Wrapper:
         self.__file__ = path
         self._load: Callable[[], Any] | None = load
         self._module: Any = None
+        self._lock = threading.Lock()
 
     def load(self) -> Any:
         """The module of the wrapper. Its kernels are compiled before this returns; once, however often it is called."""
-        if self._load is not None:
-            self._module = self._load()
-            self._load = None  # it holds the constants of the graph
+        with self._lock:
+            if self._load is not None:
+                self._module = self._load()
+                self._load = None  # it holds the constants of the graph
         return self._module
 
     def call(self, args: list[Any]) -> Any:
