@@ -6,6 +6,8 @@ mask its kernels look at every pair of a query and a key, which takes three time
 
 from __future__ import annotations
 
+import torch
+
 from memgraph import passes
 from memgraph.backend.options import TileOptions
 from memgraph.backend.rewriting import check_captured, rewrite
@@ -19,9 +21,14 @@ from memgraph.verify.masks import MaskError
 TAKEN_APART = "torch has no kernel for such attention here, and products and a softmax would each make their own"
 
 
-def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[Captured]:
-    """The graph with what the options for tiles ask of it, notes for the report, and what was refused."""
-    masks = _masks(captured, tile)
+def before_autograd(
+    captured: Captured, tile: TileOptions | None, device: torch.device | None = None
+) -> Rewritten[Captured]:
+    """The graph with what the options for tiles ask of it, notes for the report, and what was refused.
+
+    device: for which the graph will be traced; by default where its tensors are.
+    """
+    masks = _masks(captured, tile, device)
     if tile is None and not masks.causal:
         return Rewritten(captured, modified=False)
     causal, refused = masks.causal, list(masks.refused)
@@ -38,19 +45,19 @@ def before_autograd(captured: Captured, tile: TileOptions | None) -> Rewritten[C
         return Rewritten(found.graphs, found.modified, found.notes, refusals)
 
 
-def _masks(captured: Captured, tile: TileOptions | None) -> Masks:
+def _masks(captured: Captured, tile: TileOptions | None, device: torch.device | None) -> Masks:
     """The masks that are looked at: all of them where tiles are asked for, else those of calls that cuDNN takes."""
     if tile is not None:
-        return _of_kernels(captured) if tile.attention else Masks((), ())
+        return _of_kernels(captured, device) if tile.attention else Masks((), ())
     calls = given_to_cudnn(captured.module)
     causal = causal_masks(captured.module).causal if calls else ()
     return Masks(tuple(call for call in causal if call in calls), ())
 
 
-def _of_kernels(captured: Captured) -> Masks:
+def _of_kernels(captured: Captured, device: torch.device | None) -> Masks:
     """All masks; those of calls that torch takes apart are refused: each would make a mask of its own."""
     masks = causal_masks(captured.module)
-    apart = taken_apart(captured.module).intersection(masks.causal)
+    apart = taken_apart(captured.module, device).intersection(masks.causal)
     if not apart:
         return masks
     calls = captured.module.graph.find_nodes(op="call_function", target=ATTENTION)

@@ -204,13 +204,13 @@ class _Capture(Generic[Found]):
         target, options = self.target, self.target.options
         tensors = [*(item for item in inputs if isinstance(item, torch.Tensor)), *gm.parameters(), *gm.buffers()]
         warn_of_unmatched(gm, options.rules, self.name)
-        rewritten = before_autograd(Captured(gm, inputs), options.tile)
+        device = self._device({tensor.device.type for tensor in tensors})
+        rewritten = before_autograd(Captured(gm, inputs), options.tile, self._traced_for(device))
         gm = rewritten.graphs.module
         self.notes += rewritten.notes
         if reason := compat.graph_break_reason(gm):
             where = reason.splitlines()[0]
             self.notes.append(f"the function makes several graphs, this is the first; it ends at: {where}")
-        device = self._device({tensor.device.type for tensor in tensors})
         everything = [*tensors, *_tensors_of(self.fn)]
         parameters = [tensor for tensor in everything if isinstance(tensor, torch.nn.Parameter)]
         trained = tuple({compat.storage_id(p): p for p in parameters if p.requires_grad}.values())
@@ -253,15 +253,20 @@ class _Capture(Generic[Found]):
             )
         return device
 
+    @staticmethod
+    def _traced_for(device: torch.device) -> torch.device:
+        """The device whose graph is traced for a step on `device`: the CPU's, where torch was built without CUDA."""
+        return torch.device("cpu") if device.type == "cuda" and not torch.backends.cuda.is_built() else device
+
     def _moved(self, gm: Any, inputs: Sequence[Any], target: torch.device) -> Sequence[Any]:
         """The graph's inputs on the target, where fake tensors can be made on it."""
         origins = {"meta", "cpu", "cuda"} - {target.type}
-        if target.type == "cuda" and not torch.backends.cuda.is_built():
+        if self._traced_for(target) != target:
             self.notes.append(
                 "this torch was built without CUDA, so the graph is the CPU's: its attention kernels "
                 "and their scratch memory may differ from those on CUDA"
             )
-            target, origins = torch.device("cpu"), {"meta", "cuda"}
+            target, origins = self._traced_for(target), {"meta", "cuda"}
             _count_as_floats(gm)
         if not any(isinstance(t, torch.Tensor) and t.device.type in origins for t in inputs):
             return inputs

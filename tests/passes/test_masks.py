@@ -133,6 +133,24 @@ def test_what_is_taken_apart_is_what_torch_takes_apart(dropout, narrower, batche
     assert bool(taken_apart(captured(attend, q).module)) == (choice == SDPBackend.MATH)
 
 
+@pytest.mark.parametrize("hardware", [None, "H100"])
+def test_the_device_that_is_planned_for_decides(hardware):
+    """Tensors on meta have no kernels at all: what counts is where the step shall run."""
+
+    def attend(q, dropout):
+        out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask_of(q.shape[2]).to(q.device), dropout_p=dropout)
+        return out.sum()
+
+    if hardware and not compat.traces_cuda():
+        pytest.skip("this build of torch traces for no card that is not there")
+    q = torch.empty(1, 2, 64, 16, device="meta", requires_grad=True)
+    told = []
+    for dropout in (0.0, 0.1):
+        report = memgraph.plan(attend, q, dropout, options={"tile": True}, hardware=hardware)
+        told.append(any("told to be causal" in note for note in report.notes))
+    assert told == [True, False]
+
+
 def test_a_mask_that_cannot_be_tried_is_refused():
     """The halves of a large mask, put together: the proof understands it, a run at some places does not."""
 

@@ -63,11 +63,12 @@ def operators_of(given: Mapping[str, Any], cast: tuple[Any, ...], mode: Any) -> 
     return listener.names
 
 
-def taken_apart(module: fx.GraphModule) -> frozenset[str]:
+def taken_apart(module: fx.GraphModule, device: torch.device | None = None) -> frozenset[str]:
     """The calls in a Dynamo graph of which torch makes products and a softmax, were they told to be causal.
 
     There is no kernel for attention with dropout on a CPU, say. Each of these calls would then make a mask of its own,
     where the graph may have one for all of them.
+    device: for which the graph will be traced; by default where its tensors are.
     """
     chosen: dict[tuple[str, ...], bool] = {}
     found = set()
@@ -77,26 +78,26 @@ def taken_apart(module: fx.GraphModule) -> frozenset[str]:
             continue
         key = described(given, cast)
         if key not in chosen:
-            names = _told_causal(given, cast)
+            names = _told_causal(given, cast, device)
             chosen[key] = bool(names) and not any("attention" in name for name in names)
         if chosen[key]:
             found.add(call.name)
     return frozenset(found)
 
 
-def _told_causal(given: Mapping[str, Any], cast: tuple[Any, ...]) -> list[str]:
+def _told_causal(given: Mapping[str, Any], cast: tuple[Any, ...], device: torch.device | None) -> list[str]:
     """The operators of a call that is told to be causal. Sizes that are symbols are what they are now: no guard."""
     mode = compat.fake_mode()
     told = dict(given) | {"attn_mask": None, "is_causal": True}
     with mode:
         for name in ("query", "key", "value"):
-            told[name] = _alike(given[name])
+            told[name] = _alike(given[name], device)
     return operators_of(told, cast, mode)
 
 
-def _alike(tensor: torch.Tensor) -> torch.Tensor:
+def _alike(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     shape, strides = ([compat.size_hint(n) for n in sizes] for sizes in (tensor.shape, tensor.stride()))
-    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device or tensor.device)
     return made.requires_grad_(tensor.requires_grad)
 
 
