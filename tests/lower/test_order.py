@@ -32,6 +32,9 @@ class Node:
     def get_buffer_names(self):
         return {f"buf_{self.name}"}
 
+    def get_outputs(self):
+        return ()
+
     def get_operation_names(self):
         return {f"op_{self.name}"}
 

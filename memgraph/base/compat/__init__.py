@@ -119,6 +119,7 @@ from memgraph.base.compat.profiler import (
     stop_allocations,
 )
 from memgraph.base.compat.scheduler import (
+    draw_late,
     lowers_backward,
     origins,
     overwriters,
@@ -190,6 +191,7 @@ __all__ = [
     "copy_graph",
     "default_store",
     "donate_nothing",
+    "draw_late",
     "enters_autocast",
     "expression_text",
     "extract_forward_backward",

@@ -45,6 +45,25 @@ def run_after(node: Any, previous: Any) -> None:
     BaseSchedulerNode.add_fake_dep(node, dependency)
 
 
+def draw_late(nodes: list[Any]) -> None:
+    """Move nodes that draw random numbers, of a seed alone, to right before the first that reads them, in place."""
+    for node in reversed(list(nodes)):
+        outputs = node.get_outputs()
+        if node.is_extern() or not outputs or not all(_draws(buffer) for buffer in outputs):
+            continue
+        readers = {user.node for buffer in outputs for user in buffer.users}
+        at = nodes.index(node)
+        first = next((n for n in range(at + 1, len(nodes)) if nodes[n] in readers), at + 1)
+        nodes.insert(first - 1, nodes.pop(at))
+
+
+def _draws(buffer: Any) -> bool:
+    from memgraph.base.compat.operators import inductor_pure_random
+
+    made_of = [origin.target for origin in getattr(buffer.node, "origins", ())]
+    return bool(made_of) and all(map(inductor_pure_random, made_of))
+
+
 def overwriters(nodes: list[Any]) -> list[tuple[Any, Any]]:
     """Pairs (writer, reader) of scheduler nodes for which Inductor may let the writer overwrite what the reader reads.
 
