@@ -11,9 +11,9 @@ them still fuses. What is recomputed late does not join a kernel that reads the 
 gradient of a norm's weight) does not wait for a kernel of its shape, with all that it adds up. A forward out of which
 values are copied is kept in order as well: a copy's end stands where the plan put it.
 
-Random numbers are drawn right before the first kernel that reads them, to be drawn within it. Inductor lowers them where
-they stand and the mask that is made of them where that is read; an operator in between would have them written, in four
-bytes an entry.
+Random numbers are drawn right before the first kernel that reads them, to be drawn within it. Inductor lowers them
+where they stand and the mask that is made of them where that is read; an operator in between would have them written,
+in four bytes an entry.
 
 A value that is computed entry by entry may take the buffer that it is computed from. Where another operator still picks
 entries of that buffer (the loss picks the logit of each label), the value waits for this reader: in one kernel with it,
