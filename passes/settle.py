@@ -14,6 +14,11 @@ Masks of random numbers that the backward computes again for several readers:
     before:  r = random(); kept = (r > p) * x; ...; dx = (r > p) * dy     r is written, four bytes an entry
     after:   m* = random() > p; kept = m * x; ...; dx = m * dy            one byte an entry
 
+or for one, whose result several read (the backward of a softmax behind dropout): that result is written instead,
+
+    before:  g = (random() > p) * dy; dx = (g - sum(g * y)) * y           r is written, within one kernel of two loops
+    after:   g* = (random() > p) * dy; dx = (g - sum(g * y)) * y          over dy, where it can be
+
 Values that an operator reads in a larger size, such as the causal mask that all heads of attention share:
 
     before:  attention(q, k, v, expand(where(...), [1, heads, ...]))      a mask is written for every head

@@ -26,7 +26,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from memgraph.facts.joint import JointFacts
 from memgraph.facts.liveness import Program
@@ -299,9 +299,27 @@ def _settled(facts: JointFacts, steps: Sequence[int], reads: Sequence[Sequence[i
     # Where the numbers themselves are saved, they are at hand, and each reader compares them.
     drawn = {n for n, i in enumerate(steps) if i in masks and any(read >= 0 for read in reads[n])} if masks else set()
     mask = drawn if settle else ()
-    readers = Counter(read for step in reads for read in step if read in mask) if mask else {}
+    readers = Counter(read for step in reads for read in step) if mask else Counter[int]()
+    several = {*_masked_for_several(facts, steps, reads, mask, readers)} if mask else set()
     for n, i in enumerate(steps):
-        if i in sums or readers.get(n, 0) > 1:
+        if i in sums or n in several or (n in mask and readers[n] > 1):
+            yield n
+
+
+def _masked_for_several(
+    facts: JointFacts,
+    steps: Sequence[int],
+    reads: Sequence[Sequence[int]],
+    masks: Collection[int],
+    readers: Mapping[int, int],
+) -> Iterator[int]:
+    """By a mask that has one reader: the step that is made of it entry by entry, and that several steps read."""
+    only = {read: n for n, step in enumerate(reads) for read in step if readers[read] == 1}
+    kinds = [facts.values[i].kind for i in steps]
+    for n in masks:
+        while readers[n] == 1 and n in only and kinds[only[n]] in ("pointwise", "view"):
+            n = only[n]
+        if n not in masks and readers[n] > 1 and kinds[n] == "pointwise":
             yield n
 
 

@@ -75,6 +75,28 @@ def test_no_copy_for_the_sake_of_which_its_source_would_stay():
     assert [step for step in schedule.backward_steps if step[0] == 2] == [(2, 0)]
 
 
+def test_what_a_mask_has_made_for_several_is_written_where_the_mask_is_computed_again():
+    """As a softmax's backward reads the masked gradient: in a sum, and beside it. Each would draw the numbers again."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("r", "pointwise", at=1, size=8, seconds=0.1),
+        dataclasses.replace(value("m", "pointwise", 1, at=2, size=2, seconds=0.1), masks=True),
+        value("y", "extern", 0, 2, at=3, size=8, seconds=1.0),
+        value("dy", "tangent", at=4, size=8),
+        value("b", "extern", 4, at=5, size=8),
+        value("scaled", "pointwise", 2, at=6, size=8),
+        value("masked", "pointwise", 5, 6, at=7, size=8),
+        value("total", "reduction", 7, at=8, size=1),
+        value("dx", "pointwise", 7, 8, at=9, size=8),
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3), (5, 6, 7, 8, 9), (3,), (9,), frozenset((2,)), ("0",))
+    again = make_schedule(facts, ())
+    assert [again.backward.values[slot] for slot in again.backward.settled] == [7]
+    assert not make_schedule(facts, (2,)).backward.settled and not make_schedule(facts, (1,)).backward.settled
+    alone = dataclasses.replace(facts, values=(*values[:9], value("dx", "pointwise", 8, at=9, size=8)))
+    assert not make_schedule(alone, ()).backward.settled  # the sum alone reads it
+
+
 def test_a_mask_that_several_read_is_written_where_it_is_computed_again():
     """Else Inductor writes the random numbers, of four times the bytes, which both readers would compare again."""
     values = [
