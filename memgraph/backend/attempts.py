@@ -163,9 +163,9 @@ class Attempts:
         """The graph lowered by a plan for a bound, its kernels not compiled yet."""
         job = self.job
         partitioner = Partitioner(self.options, job.hardware, bound, job.progress, job.name, job.tiers)
-        compiled, graphs = lower(job, partitioner, cache=self.options.cache, loaded=False)
+        compiled, graphs = lower(job, partitioner, cache=self.options.cache, loaded=False, wanted=True)
         if not partitioner.planned and not graphs and kept is None:  # Inductor's caches know more than the plan store
-            compiled, graphs = lower(job, partitioner, cache=False, loaded=False)
+            compiled, graphs = lower(job, partitioner, cache=False, loaded=False, wanted=True)
         return Lowered(partitioner, compiled, graphs)
 
     def _found_again(self, compiled: Any, kept: Accepted | None) -> tuple[Variant, Mapping[str, int]]:

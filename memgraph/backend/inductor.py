@@ -145,13 +145,17 @@ def _in_thread(name: str, work: Callable[[], object]) -> None:
 
 
 @without_collections()
-def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: bool = True) -> tuple[Any, list[Graph]]:
+def lower(
+    job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: bool = True, wanted: bool = False
+) -> tuple[Any, list[Graph]]:
     """Compile a graph, by a partitioner's plan or as plain Inductor does: (the callable, the graphs that were lowered).
 
     The outermost graph of each phase is the last one of that phase. Where a warm cache answers for the whole
     compilation, no graph is listed.
     loaded: compile the kernels as well; else `load` does that, once what the wrappers allocate is found to be right. On
     CUDA they are compiled all the same: Inductor does that beside the lowering, and keeps them with the graph.
+    wanted: `load` will follow where the plan keeps its bound; where it has none, the forward's kernels are compiled
+    while the backward is lowered.
     """
     # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
     options, progress, name, device, graphs = job.options, job.progress, job.name, job.device.type, []
@@ -182,7 +186,7 @@ def lower(job: Job, partitioner: Partitioner | None, *, cache: bool, loaded: boo
             loading = compat.loading_later()
         with configured, loading as written, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
-        if phase == "forward" and _stands(partitioner, options):
+        if wanted and phase == "forward" and _stands(partitioner, options):
             for wrapper in written:
                 _in_thread("memgraph compiles the forward", wrapper.load)
         source, kernels = getattr(lowered, "source_code", None) or trivial, compat.triton_kernels_of(lowered)

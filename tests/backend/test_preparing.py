@@ -115,7 +115,7 @@ def test_the_forward_is_compiled_while_the_backward_is_lowered(loads):
     assert set(loads[1:]) == {threading.main_thread()}  # which waits for it, and loads the backward
 
 
-@pytest.mark.parametrize("options", [{"budget": "1GiB"}, {"inductor": {"cpp.simdlen": 256}}])
+@pytest.mark.parametrize("options", [{"budget": "1GiB"}, {"budget": 1.0}, {"inductor": {"cpp.simdlen": 256}}])
 def test_what_a_budget_may_refuse_or_settings_decide_is_compiled_later(loads, options):
     trained(options)
     assert loads and set(loads) == {threading.main_thread()}
