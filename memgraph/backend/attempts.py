@@ -16,7 +16,18 @@ from memgraph.backend.attempt import Attempt, Next, first_attempt
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
-from memgraph.backend.inductor import Graph, Job, load, lower, origins_of, read_graphs, read_step, refuses_cuda_graphs
+from memgraph.backend.inductor import (
+    Graph,
+    Job,
+    begin,
+    load,
+    lower,
+    origins_of,
+    read_graphs,
+    read_step,
+    refuses_cuda_graphs,
+    wrappers_of,
+)
 from memgraph.backend.keeping import with_plan
 from memgraph.backend.outcome import budget_error, build_report, found_again, with_least
 from memgraph.backend.planned import Planned
@@ -40,6 +51,8 @@ ATTEMPTS = 4
 REPLANNED = 3
 # A step that takes at most this many times as long as Inductor's own is not worth another compilation.
 PLAIN = 1.01
+# Seconds in which a wrapper is imported at the latest, and the compiler has its kernels.
+HANDED_OVER = 0.5
 # Added to the smallest budget that an error names: the baseline of the next compilation may hold a few small tensors
 # more (Dynamo keeps the random generator's state, 5,056 bytes, while a traceback of a failed compilation lives).
 SLACK = 64 * 1024
@@ -112,13 +125,11 @@ class Attempts:
         while step is not None and (len(tried) < ATTEMPTS or step.bound.near):
             if len(tried) == ATTEMPTS - 1:
                 step = step.final()
-            lowered = self._lowered(step.bound, kept)
-            if not lowered.partitioner.planned:
+            lowered, found, limit = self._tried(step.bound, kept, wanted, place.key, len(tried) + 1)
+            if found is None:
                 load(self.job, lowered.graphs)
                 return self._found_again(lowered.compiled, kept)
-            found = self.attempt(lowered, wanted, place.key, len(tried) + 1)
             tried.append(found)
-            limit = self._limit(wanted, found.planned)
             if limit is None or found.reaches <= limit:
                 return self._taken(found, lowered, place)
             if found.above <= limit:
@@ -127,6 +138,24 @@ class Attempts:
         if fitting:  # what is to come may be less: its own launches are held against the budget too
             return self._taken(*min(fitting, key=lambda pair: pair[0].reaches), place)
         raise self._error(wanted, tried, lowest)
+
+    @without_collections()
+    def _tried(
+        self, bound: Bound, kept: Accepted | None, wanted: Bound, key: str, number: int
+    ) -> tuple[Lowered, Attempt | None, int | None]:
+        """The graph lowered by a plan for a bound, what came of it, and the limit that it is held against.
+
+        No attempt where nothing was planned. Where it is within the limit its kernels are in the compiler's hands
+        before Python collects what lowering left behind, which takes seconds for a deep model.
+        """
+        lowered = self._lowered(bound, kept)
+        if not lowered.partitioner.planned:
+            return lowered, None, None
+        found = self.attempt(lowered, wanted, key, number)
+        limit = self._limit(wanted, found.planned)
+        if limit is None or found.reaches <= limit:
+            begin(self.options, wrappers_of(lowered.graphs), seconds=HANDED_OVER)
+        return lowered, found, limit
 
     def _taken(self, found: Attempt, lowered: Lowered, place: Record) -> tuple[Variant, Mapping[str, int]]:
         """The graph by an attempt, its kernels compiled, and what it needs of each tier; the plan store knows of it."""
@@ -207,7 +236,6 @@ class Attempts:
             name=name_of_plan(plan.report),
         )
 
-    @without_collections()
     def attempt(self, lowered: Lowered, wanted: Bound, key: str, number: int) -> Attempt:
         """What came of a plan: its report, and the peak above the baseline as lowered."""
         job, everything = self.job, lowered.partitioner.planned

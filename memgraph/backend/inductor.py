@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -122,17 +122,17 @@ def _prepare_compiler(job: Job) -> None:
         _in_thread("memgraph prepares the C++ compiler", compat.prepare_cpp)
 
 
-def _stands(partitioner: Partitioner | None, options: Options) -> bool:
-    """Whether a plan is taken whatever its backward allocates, so that its forward's kernels are wanted for sure.
-
-    Settings of the user's own are in force while a graph is lowered and while it is loaded, and not in between.
-    """
-    if partitioner is None or not partitioner.planned or settings_of(options):
-        return False
-    return partitioner.planned[-1].bound is None
+def _planned(partitioner: Partitioner | None) -> bool:
+    """Whether there is a plan; a graph that is only read or not differentiated has none."""
+    return partitioner is not None and bool(partitioner.planned)
 
 
-def _in_thread(name: str, work: Callable[[], object]) -> None:
+def _stands(partitioner: Partitioner | None) -> bool:
+    """Whether a plan is taken whatever it allocates."""
+    return _planned(partitioner) and partitioner.planned[-1].bound is None
+
+
+def _in_thread(name: str, work: Callable[[], object]) -> threading.Thread:
     """Do beside what follows what would be done later in any case; what goes wrong then is met again there."""
 
     def run() -> None:
@@ -141,7 +141,9 @@ def _in_thread(name: str, work: Callable[[], object]) -> None:
         except Exception:
             _logger.debug("%s: not done beside the rest", name, exc_info=True)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 @without_collections()
@@ -154,8 +156,8 @@ def lower(
     compilation, no graph is listed.
     loaded: compile the kernels as well; else `load` does that, once what the wrappers allocate is found to be right. On
     CUDA they are compiled all the same: Inductor does that beside the lowering, and keeps them with the graph.
-    wanted: `load` will follow where the plan keeps its bound; where it has none, the forward's kernels are compiled
-    while the backward is lowered.
+    wanted: `load` will follow where the plan keeps its bound. The forward's kernels are compiled while the backward is
+    lowered; where there is no bound, the backward's as soon as it is.
     """
     # Inductor may keep `inner`: it must not know the job, whose inputs are the user's tensors.
     options, progress, name, device, graphs = job.options, job.progress, job.name, job.device.type, []
@@ -186,9 +188,8 @@ def lower(
             loading = compat.loading_later()
         with configured, loading as written, progress.stage(f"Inductor {phase}", graph=name):
             lowered = stock(gm, inputs, **kwargs)
-        if wanted and phase == "forward" and _stands(partitioner, options):
-            for wrapper in written:
-                _in_thread("memgraph compiles the forward", wrapper.load)
+        if wanted and (_stands(partitioner) if phase == "backward" else _planned(partitioner)):
+            begin(options, written)
         source, kernels = getattr(lowered, "source_code", None) or trivial, compat.triton_kernels_of(lowered)
         graphs.append(Graph(phase, given, returned, source, kernels, dict(origins), tuple(written)))
         return lowered
@@ -198,13 +199,32 @@ def lower(
     return compat.compile_graph(copy, job.inputs, inner, patches, retain_graph=options.retain_graph), graphs
 
 
+def begin(options: Options, wrappers: Sequence[compat.Wrapper], *, seconds: float = 0.0) -> None:
+    """Have the kernels of wrappers compiled in threads, while something else is done; `load` waits for them.
+
+    Not where the user has settings of Inductor's own: they are in force while a graph is lowered and while it is
+    loaded, and not in between.
+    seconds: how long to wait for each at most.
+    """
+    if settings_of(options):
+        return
+    threads = [_in_thread("memgraph compiles kernels", wrapper.load) for wrapper in wrappers]
+    for thread in threads:
+        thread.join(seconds)
+
+
 def load(job: Job, graphs: list[Graph]) -> None:
     """Compile the kernels of graphs that were lowered without."""
-    wrappers = [wrapper for graph in graphs for wrapper in graph.wrappers]
+    wrappers = wrappers_of(graphs)
     if wrappers:
         with compat.inductor_settings(settings_of(job.options)), job.progress.stage("Inductor kernels", graph=job.name):
             for wrapper in wrappers:
                 wrapper.load()
+
+
+def wrappers_of(graphs: list[Graph]) -> list[compat.Wrapper]:
+    """What `load` loads."""
+    return [wrapper for graph in graphs for wrapper in graph.wrappers]
 
 
 def _seen(gm: fx.GraphModule, *, strict: bool) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...], str | None]:

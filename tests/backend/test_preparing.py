@@ -1,6 +1,6 @@
-"""What is done in a thread beside the lowering: Inductor's preparations for C++, and the kernels of a forward.
+"""What is done in a thread beside something else: Inductor's preparations for C++ beside the trace, kernels beside it all.
 
-The first while the graph is traced, the second while the backward is lowered, where no budget can refuse the plan.
+Those of the forward while the backward is lowered, those of the backward once it is sure that they are wanted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from memgraph.backend import inductor
+from memgraph.backend.attempts import Attempts
 from memgraph.backend.inductor import LONG_TRACE, Job, lower
 from memgraph.backend.options import parse_options
 from memgraph.backend.progress import Progress
@@ -90,16 +91,30 @@ def test_the_header_that_is_prepared_is_that_of_the_kernels():
 
 
 @pytest.fixture
-def loads(monkeypatch):
-    """The threads in which wrappers are loaded, in turn."""
+def begun(monkeypatch):
+    """The threads that compile kernels, as they were begun."""
     found: list[threading.Thread] = []
-    stock = compat.Wrapper.load
+    stock = inductor._in_thread
 
-    def load(wrapper):
-        found.append(threading.current_thread())
-        return stock(wrapper)
+    def in_thread(name, work):
+        thread = stock(name, work)
+        if name == "memgraph compiles kernels":
+            found.append(thread)
+        return thread
 
-    monkeypatch.setattr(compat.Wrapper, "load", load)
+    monkeypatch.setattr(inductor, "_in_thread", in_thread)
+    return found
+
+
+def noted(monkeypatch, owner, name: str, begun: list) -> list[int]:
+    """How many threads were begun at each call of a function."""
+    found, stock = [], getattr(owner, name)
+
+    def called(*args):
+        found.append(len(begun))
+        return stock(*args)
+
+    monkeypatch.setattr(owner, name, called)
     return found
 
 
@@ -109,16 +124,36 @@ def trained(options: dict) -> None:
     torch.compile(layers, backend="memgraph", options=options | {"cache": False})(torch.ones(4, 8)).sum().backward()
 
 
-def test_the_forward_is_compiled_while_the_backward_is_lowered(loads):
-    trained({"budget": None})
-    assert loads[0].name == "memgraph compiles the forward" and loads[0].daemon
-    assert set(loads[1:]) == {threading.main_thread()}  # which waits for it, and loads the backward
+@pytest.mark.parametrize("budget", [None, "1GiB"])
+def test_the_forward_is_compiled_while_the_backward_is_lowered(monkeypatch, begun, budget):
+    lowered = noted(monkeypatch, compat, "loading_later", begun)
+    trained({"budget": budget})
+    assert lowered == [0, 1] and begun[0].daemon
 
 
-@pytest.mark.parametrize("options", [{"budget": "1GiB"}, {"budget": 1.0}, {"inductor": {"cpp.simdlen": 256}}])
-def test_what_a_budget_may_refuse_or_settings_decide_is_compiled_later(loads, options):
-    trained(options)
-    assert loads and set(loads) == {threading.main_thread()}
+@pytest.mark.parametrize(("budget", "compiling"), [(None, 2), ("1GiB", 1)])
+def test_a_backward_is_compiled_at_once_where_nothing_can_refuse_it(monkeypatch, begun, budget, compiling):
+    read = noted(monkeypatch, Attempts, "attempt", begun)
+    trained({"budget": budget})
+    assert read == [compiling]
+
+
+def test_the_compiler_is_at_work_when_garbage_is_collected_again(monkeypatch, begun):
+    taken = noted(monkeypatch, Attempts, "_taken", begun)
+    trained({"budget": "1GiB"})
+    assert taken == [3] and len(begun) == 3  # the forward is asked for twice
+
+
+def test_what_a_graph_is_lowered_for_to_be_read_alone_is_not_compiled(monkeypatch, begun):
+    """A share asks for what plain Inductor allocates: its forward and its backward are lowered first."""
+    lowered = noted(monkeypatch, compat, "loading_later", begun)
+    trained({"budget": 1.0})
+    assert lowered == [0, 0, 0, 1]
+
+
+def test_kernels_by_settings_of_the_user_are_compiled_where_these_are_in_force(begun):
+    trained({"inductor": {"cpp.simdlen": 256}})
+    assert not begun
 
 
 def test_a_wrapper_is_loaded_once_by_all_threads():

@@ -130,10 +130,9 @@ def _bodies_own_what_they_alone_read() -> Iterator[None]:
 
         def told(*given: Any, **named: Any) -> Any:
             made = make(*given, **named)
-            made.bw_donated_idxs = owned
+            made.bw_donated_idxs = _read_by_calls_alone(graph)
             return made
 
-        owned = _read_by_calls_alone(graph)
         graph.make_subgraph = told  # of this graph alone
         try:
             return stock(*args, **kwargs)
@@ -158,7 +157,7 @@ def _read_by_calls_alone(graph: Any) -> list[int]:
         return []
     body, inputs = call.args[0].target, graph.module.graph.find_nodes(op="placeholder")
     storages = collections.Counter(map(_storage, inputs))
-    own = {node for place, node in enumerate(inputs) if place in (graph.bw_donated_idxs or ())}
+    own = {inputs[place] for place in graph.bw_donated_idxs or ()}
     own = {node for node in own if len(node.users) == 1 and storages[_storage(node)] == 1}
     calls = graph.module.graph.find_nodes(op="call_function", target=invoke_subgraph())
     given = [call.args[2:] for call in calls if call.args[0].target == body]
