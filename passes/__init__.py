@@ -6,6 +6,7 @@ passes, in the order in which `memgraph.backend.rewriting` runs them; it verifie
 
 from memgraph.passes import (
     drop_logits,
+    kernel_ends,
     masks,
     offload,
     outline,
@@ -24,5 +25,11 @@ BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     slice_before_head.slice_before_head,
 )
 JOINT: tuple[Pass, ...] = (read_operands.read_operands, tile.tile)
-SPLIT: tuple[Pass, ...] = (partition.partition, recompute.recompute, settle.settle, offload.offload)
+SPLIT: tuple[Pass, ...] = (
+    partition.partition,
+    recompute.recompute,
+    settle.settle,
+    offload.offload,
+    kernel_ends.kernel_ends,
+)
 LOWERED: tuple[Pass, ...] = (outline.outline,)

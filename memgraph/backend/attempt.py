@@ -52,20 +52,25 @@ class Next:
     bound: Bound
     resort: Bound | None = None
     """The bound of a plan that is known to fit: taken where the planner does not know what else to try."""
+    functions: bool = False
+    """Whether one function holds several kernels, as on the CPU, and with them all that they read and write."""
 
     def final(self) -> Next:
         """The bound of the last attempt: that of a plan that is known to fit, else the lowest peak that there is."""
-        return Next(dataclasses.replace(self.bound, last=True) if self.resort is None else self.resort)
+        lowest = dataclasses.replace(self.bound, last=True, kernel_ends=self.functions)
+        return Next(lowest if self.resort is None else self.resort, functions=self.functions)
 
     def after(self, missed: Attempt, limit: int) -> Next | None:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
+        if self.functions and not self.bound.kernel_ends and missed.planned.ends:
+            return dataclasses.replace(self, bound=dataclasses.replace(self.bound, kernel_ends=True))
         planner_knows_nothing_smaller = missed.planned_for > limit - self.bound.margin
         if planner_knows_nothing_smaller and missed.planned.outlining.by_itself:
             # Bodies take a little that no sweep knows of. And each refusal ends in the same plan: that of layers as
             # they are, as the last attempt has it.
             return dataclasses.replace(self, bound=dataclasses.replace(self.bound, bodies=False))
         if self.bound.last or planner_knows_nothing_smaller:
-            return self._near(missed) if self.resort is None else Next(self.resort)
+            return self._near(missed) if self.resort is None else self.final()
         if (
             missed.planned.plain and not self.bound.others
         ):  # now its peak is known; by the sweep it would be chosen again
@@ -80,18 +85,20 @@ class Next:
         """The bound after the lowest peak there is: a plan near it, where lowering missed the sweep by much."""
         if self.bound.near or self.bound.others or lowest.reaches <= lowest.planned_for * (1 + MISSED):
             return None
-        return Next(dataclasses.replace(self.bound, last=True, near=True))
+        return Next(dataclasses.replace(self.bound, last=True, near=True), functions=self.functions)
 
 
-def first_attempt(wanted: Bound, kept: Accepted | None, lowest: Lowest | None, limit: int | None) -> Next:
+def first_attempt(
+    wanted: Bound, kept: Accepted | None, lowest: Lowest | None, limit: int | None, *, functions: bool = False
+) -> Next:
     """The bound of the first attempt: that of the plan that was accepted before, else what the options ask for.
 
-    limit: bytes above the baseline that a step may reach, where that is known.
+    limit: bytes above the baseline that a step may reach, where that is known.  functions: as of `Next`.
     """
     if lowest is None or limit is None or lowest.above > limit:
-        return Next(wanted if kept is None else kept.bound)
+        return Next(wanted if kept is None else kept.bound, functions=functions)
     if kept is not None:
-        return Next(kept.bound, lowest.bound)
+        return Next(kept.bound, lowest.bound, functions)
     if lowest.above > limit * (1 - SPARE):  # there is no room for anything faster
-        return Next(lowest.bound)
-    return Next(wanted, lowest.bound)
+        return Next(lowest.bound, functions=functions)
+    return Next(wanted, lowest.bound, functions)

@@ -119,7 +119,9 @@ class Attempts:
             wanted = self._share_of_unplanned(wanted)
         place = Record(self.job, wanted, self.options)
         kept, lowest = self._remembered(place, wanted)
-        step: Next | None = first_attempt(wanted, kept, lowest, self._limit(wanted))
+        step: Next | None = first_attempt(
+            wanted, kept, lowest, self._limit(wanted), functions=self.job.device.type == "cpu"
+        )
         tried: list[Attempt] = []
         fitting: list[tuple[Attempt, Lowered]] = []  # alone, and not with all that is sure to come beside it
         while step is not None and (len(tried) < ATTEMPTS or step.bound.near):
@@ -292,6 +294,9 @@ class Attempts:
         """What the report says of the figures."""
         if note := planned.outlining.note():
             yield note
+        if planned.plan.kernel_ends:
+            ends = len(planned.plan.kernel_ends)
+            yield f"kernels end in {ends} more place{'s' * (ends > 1)}, so that no function holds more than the bound"
         if planned.dropped:
             positions = list(self.job.purpose.dropped)
             yield f"outputs {positions} are not held until the backward: their caller drops them"

@@ -39,6 +39,8 @@ class Bound:
     near: bool = False
     """With `last`: of plans whose peak by the sweep is nearly the lowest, the fastest. Another one, since lowering has
     missed the sweep of the lowest by much."""
+    kernel_ends: bool = False
+    """Whether kernels end where one function would hold more than the bound: an earlier plan came out too large."""
     bodies: bool = True
     """Whether equal layers may become bodies by themselves; not where each plan with bodies came out too large."""
     unplanned: int | None = None

@@ -129,7 +129,7 @@ def _planned(partitioner: Partitioner | None) -> bool:
 
 def _stands(partitioner: Partitioner | None) -> bool:
     """Whether a plan is taken whatever it allocates."""
-    return _planned(partitioner) and partitioner.planned[-1].bound is None
+    return partitioner is not None and _planned(partitioner) and partitioner.planned[-1].bound is None
 
 
 def _in_thread(name: str, work: Callable[[], object]) -> threading.Thread:
@@ -182,6 +182,7 @@ def lower(
         if partitioner is not None:
             compat.lower_transfers()
             compat.lower_shards()
+            compat.lower_kernel_ends()
         origins.clear()
         loading: contextlib.AbstractContextManager[list[compat.Wrapper]] = contextlib.nullcontext([])
         if not loaded and device == "cpu":
@@ -260,7 +261,7 @@ def _changed(partitioner: Partitioner | None) -> Plan | None:
 def _is_ours(partitioner: Partitioner | None, backward: bool) -> bool:
     """Whether the plan orders a graph: a planned backward, a forward with copies to a tier, or a graph with tiles."""
     plan = _changed(partitioner)
-    return plan is not None and (plan.tiled or backward or bool(plan.transfers))
+    return plan is not None and (plan.tiled or backward or bool(plan.transfers) or plan.ends_in("forward"))
 
 
 def origins_of(graphs: list[Graph]) -> dict[str, tuple[str, ...]]:

@@ -27,8 +27,9 @@ from memgraph.machine.hardware import Hardware
 from memgraph.passes.graphs import Split
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.course import Course, timeline
-from memgraph.planner.decisions import Plan
+from memgraph.planner.decisions import KernelEnd, Plan
 from memgraph.planner.explain import full_refusal, full_tiers, make_plan, offload_refusals, refusals
+from memgraph.planner.kernel_ends import kernel_ends
 from memgraph.planner.leaving import Tiers
 from memgraph.planner.outlining import Outlining
 from memgraph.planner.prices import price_fusion
@@ -232,7 +233,7 @@ class Planning:
             self.known.clear()  # the same shards are other tiles now
             choice = self.choose(plain, wanted)
         self.tiling.assume(choice.variant.cut.shards)
-        split, plan, outlining = self.realise(choice)
+        split, plan, outlining = self.realise(choice, wanted)
         planned = self.planned(choice, plan, plain, wanted)
         refused = (*planned.refusals, *outlining.refusals)
         return split, dataclasses.replace(planned, outlining=outlining, refusals=refused)
@@ -243,10 +244,19 @@ class Planning:
         wanted = self.bound.above_baseline(plain.planner.stock.peak)
         return plain, wanted, self.choose(plain, wanted)
 
-    def realise(self, choice: Choice) -> tuple[Split, Plan, Outlining]:
+    def ends(self, choice: Choice, wanted: int | None) -> tuple[KernelEnd, ...]:
+        """Where kernels end so that no function holds more than the bound.  wanted: its bytes above the baseline."""
+        if self.given is not None:
+            return self.given.kernel_ends
+        if choice.candidate.stock:
+            return ()
+        limit = 0 if wanted is None or self.bound.last else wanted - self.bound.margin
+        return kernel_ends(choice.variant.facts, choice.candidate, limit)
+
+    def realise(self, choice: Choice, wanted: int | None) -> tuple[Split, Plan, Outlining]:
         """The two graphs of a choice, its plan, and which layers became bodies.
 
-        Raises VerifyError where a rewrite is not legal.
+        Raises VerifyError where a rewrite is not legal.  wanted: the bytes above the baseline of the bound.
         """
         variant = choice.variant
         plan = make_plan(
@@ -255,6 +265,7 @@ class Planning:
             variant.planner.stock,
             self.tiling.decisions(variant.cut.shards),
             self.tiers.tiers,
+            self.ends(choice, wanted) if self.bound.kernel_ends or self.given is not None else (),
         )
         check = None if variant.cut.before is None else check_split(variant.cut.before, self.options.repeatable)
         split = variant.cut.split
@@ -294,6 +305,7 @@ class Planning:
             dropped=self.dropped,
             unplanned=timeline(plain.facts, plain.planner.stock, Course(plain.facts, plain.planner.stock)),
             unplanned_seconds=plain.seconds,
+            ends=self.ends(choice, wanted),
             seconds=choice.seconds,
             offers=self.offers(variant, chosen) if self.bound.offers and self.given is None else (),
             full=full,

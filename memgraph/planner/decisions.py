@@ -299,6 +299,19 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelEnd:
+    """A place where no kernel goes on."""
+
+    phase: Phase
+
+    before: str
+    """The node of that graph before which kernels end."""
+
+    written: tuple[str, ...] = ()
+    """Nodes that have been written to memory by then, by kernels that end here."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """All decisions of one joint graph."""
 
@@ -331,10 +344,17 @@ class Plan:
     forward: tuple[str, ...] = ()
     """The operators of the forward in their order; empty in plans that earlier versions made: as in the joint graph."""
 
+    kernel_ends: tuple[KernelEnd, ...] = ()
+    """Where kernels end that Inductor would go on with: one function would hold more than the bound allows."""
+
     @property
     def tiled(self) -> bool:
         """Whether some region runs in shards."""
         return any(isinstance(decision.action, Tile) for decision in self.decisions)
+
+    def ends_in(self, phase: Phase) -> bool:
+        """Whether kernels of one of the graphs end by the plan."""
+        return any(end.phase == phase for end in self.kernel_ends)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -342,6 +362,7 @@ class Plan:
         data["backward"] = [(step.name, step.copy, step.reads) for step in self.backward]
         data["decisions"] = [decision.to_dict() for decision in self.decisions]
         data["transfers"] = [vars(transfer) for transfer in self.transfers]
+        data["kernel_ends"] = [(end.phase, end.before, end.written) for end in self.kernel_ends]
         return data
 
     @classmethod
@@ -352,6 +373,9 @@ class Plan:
         data["settled"], data["forward"] = tuple(data["settled"]), tuple(data.get("forward", ()))
         data["backward"] = tuple(Step(name, copy, tuple(reads)) for name, copy, reads in data["backward"])
         data["decisions"] = tuple(map(Decision.from_dict, data["decisions"]))
+        data["kernel_ends"] = tuple(
+            KernelEnd(phase, before, tuple(written)) for phase, before, written in data.get("kernel_ends", ())
+        )
         data["transfers"] = tuple(
             Transfer(**(t | {"load": tuple(t["load"]), "use": tuple(t["use"])})) for t in data["transfers"]
         )

@@ -17,6 +17,7 @@ from memgraph.facts.values import Value
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import (
     Decision,
+    KernelEnd,
     Plan,
     Refusal,
     Step,
@@ -36,10 +37,12 @@ def make_plan(
     stock: Candidate,
     tiles: tuple[Decision, ...] = (),
     tiers: Sequence[Tier] = (),
+    ends: tuple[KernelEnd, ...] = (),
 ) -> Plan:
     """The plan of a candidate.
 
     stock: Inductor's own choice, to compare with.  tiles: decisions of tiled regions.  tiers: where values may go.
+    ends: where kernels end.
     """
     values, schedule = facts.values, chosen.schedule
     steps = tuple(
@@ -56,6 +59,7 @@ def make_plan(
         transfers=tuple(_transfers(facts, chosen)),
         settled=tuple(node_name(values[i].name, copy) for i, copy in schedule.settled()),
         forward=tuple(values[i].name for i in schedule.forward.values[schedule.forward.inputs :]),
+        kernel_ends=ends,
     )
 
 

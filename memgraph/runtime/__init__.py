@@ -1,9 +1,10 @@
 """The operators that a compiled graph calls, for copies to host memory or disk and back, and for shards.
 
-Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, and those of `tile_ops`.
+Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, those of `tile_ops`, and
+`kernel_end`.
 """
 
-from memgraph.runtime import tile_ops, transfer_ops
+from memgraph.runtime import kernel_end, tile_ops, transfer_ops
 from memgraph.runtime.layout import Layout, span
 from memgraph.runtime.process import (
     Reservation,
@@ -29,6 +30,7 @@ __all__ = [
     "Taken",
     "gpudirect_refusal",
     "host_pool",
+    "kernel_end",
     "prepare",
     "release",
     "room",

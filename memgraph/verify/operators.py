@@ -32,6 +32,7 @@ _EFFECTFUL_HOPS = {"with_effects", "triton_kernel_wrapper_mutation"}
 _PURE_NAMESPACES = ("aten::", "prims::", "quantized_decomposed::")
 _PURE_OPERATORS = {
     "flex_lib::zeros_and_scatter",
+    "memgraph::kernel_end",
     "memgraph::poison",
     "memgraph::shard_add",
     "memgraph::shard_product",
@@ -170,9 +171,9 @@ def _kind_of_function(target: Any) -> Kind:
 
 
 def _kept_only(name: str) -> bool:
-    """Whether torch marks an operator as effectful only to keep it: a check, a mark in a profile, a wait."""
+    """Whether an operator is marked as effectful only to keep it: a check, a mark in a profile, a wait, an end."""
     checks = "assert" in name or "sym_constrain" in name
-    return checks or name.startswith(("profiler::", "_c10d_functional::"))
+    return checks or name.startswith(("profiler::", "_c10d_functional::", "memgraph::kernel_end"))
 
 
 def _runs_once(overload: compat.OpOverload) -> bool:

@@ -1,4 +1,4 @@
-"""What is done in a thread beside something else: Inductor's preparations for C++ beside the trace, kernels beside it all.
+"""What is done in a thread beside something else: Inductor's preparations for C++ beside the trace, kernels later.
 
 Those of the forward while the backward is lowered, those of the backward once it is sure that they are wanted.
 """

@@ -73,6 +73,8 @@ NAMES = {
     "torch._inductor.graph.GraphLowering": "kernels are compiled once a plan is accepted",
     "torch._inductor.inductor_prims": "seeds are drawn once",
     "torch._inductor.ir": "lowerings of memgraph's operators",
+    "torch._inductor.ir.ExternKernel": "the operator that ends kernels",
+    "torch._inductor.ir.NoneLayout": "the operator that ends kernels",
     "torch._inductor.scheduler.BaseSchedulerNode": "groups of nodes keep the plan's order",
     "torch._inductor.scheduler.FusedSchedulerNode": "groups of nodes keep the plan's order",
     "torch._inductor.list_mode_options": "the option `mode`",

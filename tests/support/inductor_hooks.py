@@ -28,8 +28,13 @@ class Seen:
     settings: list = field(default_factory=list)
 
 
-def compiled(fn, *args, order=lambda nodes: nodes, stop=False, patches=None, uuid="canary", caches=False) -> Seen:
-    """Compile `fn` as memgraph does, without planning.  stop: at the joint graph."""
+def compiled(
+    fn, *args, order=lambda nodes: nodes, rewrite=lambda gm: None, stop=False, patches=None, uuid="canary", caches=False
+) -> Seen:
+    """Compile `fn` as memgraph does, without planning.
+
+    rewrite: called with each graph before it is lowered.  stop: at the joint graph.
+    """
     seen = Seen()
 
     class Partitioner(compat.partitioner_base()):
@@ -66,6 +71,8 @@ def compiled(fn, *args, order=lambda nodes: nodes, stop=False, patches=None, uui
         seen.settings.append(config.max_fusion_size)
         compat.lower_transfers()
         compat.lower_shards()
+        compat.lower_kernel_ends()
+        rewrite(gm)
         given = inputs_of(gm)
         with compat.lowering_settings(in_order=True, transfers=True):
             lowered = compat.inner_compile()(gm, inputs, **kwargs)

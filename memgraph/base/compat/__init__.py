@@ -78,7 +78,13 @@ from memgraph.base.compat.inductor import (
     prepare_cpp,
     saved_values_are_donated,
 )
-from memgraph.base.compat.lowerings import WRITTEN, lower_shards, lower_transfers, write_to_memory
+from memgraph.base.compat.lowerings import (
+    WRITTEN,
+    lower_kernel_ends,
+    lower_shards,
+    lower_transfers,
+    write_to_memory,
+)
 from memgraph.base.compat.modules import compiled_form
 from memgraph.base.compat.operators import (
     C_LINEAR,
@@ -233,6 +239,7 @@ __all__ = [
     "local",
     "logger_of_fake_tensors",
     "looks_up_seed",
+    "lower_kernel_ends",
     "lower_shards",
     "lower_transfers",
     "lowering_settings",

@@ -55,6 +55,44 @@ def lower_transfers() -> None:
         register_lowering(getattr(operators, lower.__name__).default, type_promotion_kind=None)(lower)
 
 
+def lower_kernel_ends() -> None:
+    """Teach Inductor about the operator that ends kernels: one that fuses with nothing and runs nothing.
+
+    Before it, the CPU's code generator closes the function that it is writing. It reads nothing either: no buffer lives
+    longer for it. But what it is given is computed by then, not where somebody reads it.
+    """
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+    operator = torch.ops.memgraph.kernel_end.default
+    if operator in lowerings:
+        return
+
+    class KernelEnd(ir.ExternKernel):
+        def __init__(self) -> None:
+            super().__init__(name=None, layout=ir.NoneLayout(device=torch.device("cpu")), inputs=[])
+            self.name = V.graph.register_buffer(self)
+            V.graph.register_operation(self)
+
+        def codegen(self, wrapper: Any) -> None:
+            """Nothing is called."""
+
+        def has_side_effects(self) -> bool:
+            return True  # else the scheduler would drop it
+
+        def should_allocate(self) -> bool:
+            return False
+
+    def kernel_end(written: Any) -> None:
+        for value in written:
+            value.realize()
+        KernelEnd()
+
+    register_lowering(operator, type_promotion_kind=None)(kernel_end)
+
+
 def lower_shards() -> None:
     """Teach Inductor to put shards together in place: each of a chain of operators writes into its first argument.
 

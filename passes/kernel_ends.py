@@ -1,0 +1,42 @@
+"""End kernels where the plan says so.
+
+    before:  s = bmm(q, k); e = exp(s); w = e / sum(e); y = bmm(w, v)                   one kernel: s, e and w at once
+    after:   s = bmm(q, k); e = exp(s); kernel_end([e]); w = e / sum(e); y = bmm(w, v)  s is freed before w is made
+
+`kernel_end` does nothing. For Inductor it is an operator that fuses with nothing, at which what it is given has been
+written to memory, and `KeepOrder` keeps what stands before it before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import fx
+
+import memgraph.runtime  # noqa: F401  registers the operator
+from memgraph.base import compat
+from memgraph.passes.graphs import Rewritten, Split
+from memgraph.planner.decisions import Phase, Plan
+
+
+def kernel_ends(split: Split, plan: Plan) -> Rewritten[Split]:
+    """Put the plan's ends into both graphs.  Raises KeyError where the plan names an operator that is not there."""
+    if plan.stock or not plan.kernel_ends:
+        return Rewritten(split, modified=False)
+    forward, backward = (_ended(split, phase, plan) for phase in ("forward", "backward"))
+    return Rewritten(dataclasses.replace(split, forward=forward, backward=backward), modified=True)
+
+
+def _ended(split: Split, phase: Phase, plan: Plan) -> fx.GraphModule:
+    module: fx.GraphModule = compat.copy_graph(split.forward if phase == "forward" else split.backward)
+    nodes = {node.name: node for node in module.graph.nodes}
+    for end in plan.kernel_ends:
+        if end.phase != phase:
+            continue
+        with module.graph.inserting_before(nodes[end.before]):
+            written = [nodes[name] for name in end.written]
+            module.graph.call_function(torch.ops.memgraph.kernel_end.default, (written,)).meta["val"] = None
+    module.graph.lint()
+    module.recompile()
+    return module
