@@ -31,10 +31,7 @@ class Seen:
 def compiled(
     fn, *args, order=lambda nodes: nodes, rewrite=lambda gm: None, stop=False, patches=None, uuid="canary", caches=False
 ) -> Seen:
-    """Compile `fn` as memgraph does, without planning.
-
-    rewrite: called with each graph before it is lowered.  stop: at the joint graph.
-    """
+    """Compile `fn` as memgraph does, unplanned.  rewrite: called with each graph.  stop: at the joint graph."""
     seen = Seen()
 
     class Partitioner(compat.partitioner_base()):
