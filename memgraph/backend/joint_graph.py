@@ -33,7 +33,7 @@ from memgraph.planner.kernel_ends import kernel_ends
 from memgraph.planner.leaving import Tiers
 from memgraph.planner.outlining import Outlining
 from memgraph.planner.prices import price_fusion
-from memgraph.planner.replay import replayed
+from memgraph.planner.replay import replayed, replayed_ends
 from memgraph.planner.solve import Planner
 from memgraph.planner.tiles import Shards, next_shards, starting_shards
 from memgraph.step.variants import Envelope, Offer
@@ -247,7 +247,7 @@ class Planning:
     def ends(self, choice: Choice, wanted: int | None) -> tuple[KernelEnd, ...]:
         """Where kernels end so that no function holds more than the bound.  wanted: its bytes above the baseline."""
         if self.given is not None:
-            return self.given.kernel_ends
+            return replayed_ends(self.given)
         if choice.candidate.stock:
             return ()
         limit = 0 if wanted is None or self.bound.last else wanted - self.bound.margin

@@ -22,7 +22,7 @@ from memgraph.facts.liveness import Program
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.course import Course
-from memgraph.planner.decisions import Doing, Plan, node_name
+from memgraph.planner.decisions import Doing, KernelEnd, Plan, node_name
 from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Clock, Move, drag, with_moves
 from memgraph.planner.schedule import Copy, Schedule, backward_program, forward_program, held
@@ -152,3 +152,14 @@ def _moves(plan: Plan, schedule: Schedule, clock: Clock, place: Mapping[str, int
             raise PlanError(f"the plan brings {transfer.name!r} back after the backward has read it")
         found.append(Move(value, transfer.tier, finish, load, use))
     return tuple(found)
+
+
+def replayed_ends(given: Plan) -> tuple[KernelEnd, ...]:
+    """Where kernels end by a given plan.  Raises PlanError where it does not run what it names there, in that order."""
+    order = {"forward": given.forward, "backward": tuple(node_name(step.name, step.copy) for step in given.backward)}
+    for end in given.kernel_ends:
+        place = {name: n for n, name in enumerate(order.get(end.phase, ()))}
+        at = place.get(end.before)
+        if at is None or any(place.get(name, at) >= at for name in end.written):
+            raise PlanError(f"the plan ends kernels before {end.before!r}, where its {end.phase} has no such place")
+    return given.kernel_ends

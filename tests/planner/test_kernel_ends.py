@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memgraph.base.errors import PlanError
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidates
-from memgraph.planner.decisions import KernelEnd, Plan
+from memgraph.planner.decisions import KernelEnd, Plan, Step
 from memgraph.planner.kernel_ends import kernel_ends
+from memgraph.planner.replay import replayed_ends
 from tests.support.facts import SETTINGS, value
 
 
@@ -52,6 +55,24 @@ def test_a_plan_gives_its_ends_back_from_json_and_older_ones_have_none():
     older = plan.to_dict()
     del older["kernel_ends"]
     assert Plan.from_dict(older).kernel_ends == ()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        KernelEnd("forward", "gone", ("s",)),
+        KernelEnd("forward", "w", ("gone",)),
+        KernelEnd("forward", "e", ("w",)),
+        KernelEnd("backward", "w"),
+        KernelEnd("sideways", "w"),
+    ],
+)
+def test_a_given_plan_ends_kernels_where_it_runs_what_it_names(end):
+    steps = (Step("dw", 0, (0,)), Step("ds", 0, (0, 0)))
+    plan = Plan(("e",), steps, forward=("s", "e", "w"), kernel_ends=(KernelEnd("backward", "ds", ("dw",)),))
+    assert replayed_ends(plan) == plan.kernel_ends
+    with pytest.raises(PlanError, match="kernels"):
+        replayed_ends(dataclasses.replace(plan, kernel_ends=(end,)))
 
 
 @st.composite
