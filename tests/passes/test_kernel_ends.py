@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from memgraph.passes.kernel_ends import kernel_ends
+from memgraph.passes.offload import offload
 from memgraph.passes.recompute import recompute
-from memgraph.planner.decisions import KernelEnd, Plan
+from memgraph.planner.decisions import KernelEnd, Plan, Transfer
 from memgraph.verify.rewrite import verify_partition
 from tests.passes.test_partition import ORDERED, Chain, cut
 from tests.support.graphs import capture_module
@@ -60,6 +61,30 @@ def test_the_interpreter_runs_it_and_the_bits_stay(chain):
         fx.Interpreter(graphs.forward).run(*given), fx.Interpreter(plain.forward).run(*given), strict=True
     ):
         assert torch.equal(ended, other)
+
+
+def test_what_a_copy_has_given_up_is_not_read(chain):
+    """Only at the first end does the forward still have exp; the second stands behind the end of its copy."""
+    ends = (KernelEnd("forward", "mul", ("exp",)), KernelEnd("forward", "sum_1", ("exp", "mul_1")))
+    moved = (Transfer("exp", 16, "host", "mul_1", ("mul_2", 0), ("mul_2", 0)),)
+    plan = Plan(("primals_1", "exp"), ORDERED[1:], transfers=moved, kernel_ends=ends)
+    split = recompute(cut(chain, "primals_1", "exp"), plan).graphs
+    split = offload(dataclasses.replace(split, settings={"host": "{}"}), plan).graphs
+    graphs = kernel_ends(split, plan).graphs
+    assert text(graphs.forward) == golden("""
+        inputs primals_1, primals_2
+        exp = aten.exp.default(primals_2)
+        offload_start_default = memgraph.offload_start.default(exp, 'exp', 'host', '{}')
+        kernel_end_default = memgraph.kernel_end.default([exp])
+        mul = aten.mul.Tensor(primals_1, exp)
+        sin = aten.sin.default(mul)
+        mul_1 = aten.mul.Tensor(sin, exp)
+        exp_held = memgraph.offload_finish.default(offload_start_default, exp, 'host')
+        kernel_end_default_1 = memgraph.kernel_end.default([mul_1])
+        sum_1 = aten.sum.default(mul_1)
+        outputs sum_1, primals_1, exp_held
+    """)
+    verify_partition(chain.before, graphs.forward, graphs.backward, num_fwd_outputs=1, pass_name="kernel_ends")
 
 
 def test_without_ends_and_for_inductors_own_partition_nothing_is_done(chain):
