@@ -18,6 +18,7 @@ from memgraph.planner.candidates import Candidate
 from memgraph.planner.copies import Copies
 from memgraph.planner.course import timeline
 from memgraph.planner.cut import SavedSetCut
+from memgraph.planner.kernel_ends import kernel_ends
 from memgraph.planner.leaving import Tiers
 from memgraph.planner.queues import Clock, Move, Tier, place, with_moves
 from memgraph.planner.schedule import Unschedulable, make_schedule
@@ -106,6 +107,8 @@ def test_any_legal_copies_are_the_unplanned_step(program, plans, drawn):
         assert same_bits(unplanned, captured.run(*graphs))
         with sanitized():
             assert same_bits(unplanned, captured.run(*graphs))
+        ended = captured.realise(candidate, stock, kernel_ends(captured.facts, candidate, 0))
+        assert same_bits(unplanned, captured.run(*ended))
         if not any(node.target is COPIES for node in captured.joint.graph.nodes):
             assert candidate.peak == captured.held(*graphs)
         assert candidate.peak == timeline(captured.facts, candidate).peak

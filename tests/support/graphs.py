@@ -23,10 +23,12 @@ from memgraph.facts.operators import twice_is_wrong
 from memgraph.machine.hardware import Hardware
 from memgraph.machine.measure import peak_above_start
 from memgraph.passes.graphs import Joint, Split
+from memgraph.passes.kernel_ends import kernel_ends
 from memgraph.passes.offload import offload
 from memgraph.passes.partition import partition
 from memgraph.passes.recompute import recompute
 from memgraph.planner.candidates import Candidate
+from memgraph.planner.decisions import KernelEnd
 from memgraph.planner.explain import make_plan
 from memgraph.verify.rewrite import snapshot, verify_partition
 from tests.support.programs import Program
@@ -54,12 +56,14 @@ class Captured:
         """As Inductor's partitioner makes it."""
         return Split(Joint(self.joint, self.num_fwd_outputs), self.forward, self.backward)
 
-    def realise(self, chosen: Candidate, stock: Candidate) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The two graphs of a choice, each rewrite verified."""
-        plan = dataclasses.replace(make_plan(self.facts, chosen, stock), stock=False)
+    def realise(
+        self, chosen: Candidate, stock: Candidate, ends: tuple[KernelEnd, ...] = ()
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The two graphs of a choice, each rewrite verified.  ends: where kernels end."""
+        plan = dataclasses.replace(make_plan(self.facts, chosen, stock), stock=False, kernel_ends=ends)
         count = self.num_fwd_outputs
         split = dataclasses.replace(self.split, settings={"host": "{}"})
-        for realises in (partition, recompute, offload):
+        for realises in (partition, recompute, offload, kernel_ends):
             with _compiling() if realises is partition else nullcontext():
                 rewritten = realises(split, plan)
             split = rewritten.graphs
