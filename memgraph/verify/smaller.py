@@ -99,6 +99,8 @@ class Relations:
             self._cut(whole, [0, whole // 2, whole])
         elif name == "aten::constant_pad_nd":
             self._pads(node, given)
+        elif name == "aten::embedding" and given["indices"].op != "placeholder":
+            self.fixed.add(given.shape("weight")[0])  # the places that are computed reach the last row
         elif name in SUMS_IN_BLOCKS:
             sums = node.meta["val"][1].shape if given["logsumexp"] is None else given.shape("logsumexp")
             self._cut(sums[2], [0, given.shape("query")[2]])

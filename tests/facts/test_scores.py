@@ -120,6 +120,55 @@ def test_the_rows_of_a_mask_are_made_by_each_shard():
     assert set(joint.regions[0].forward) & set(joint.regions[1].forward)  # both make them
 
 
+def bias_of(rows: int) -> tuple[Joint, TokenRegion, list]:
+    """Attention with a learned bias, its first layer, and what that reads of the bias: its table, or all of it."""
+    module = Composed(layers=2, bias=True)
+    module.bias = nn.Embedding(rows, HEADS)
+    joint = joint_of(module)
+    region = joint.regions[0]
+    nodes = {node.name: node for node in joint.graph.graph.nodes}
+    reads = [nodes[name] for name in region.inputs if region.states.get(name) in (REPLICATED, Sharded((2,)))]
+    return (
+        joint,
+        region,
+        [node for node in reads if node.meta["val"].shape in ((rows, HEADS), (1, HEADS, LENGTH, LENGTH))],
+    )
+
+
+def test_the_rows_of_a_learned_bias_are_made_by_each_shard():
+    joint, region, (table,) = bias_of(FAR)
+    assert table.op == "placeholder" and region.states[table.name] == REPLICATED
+    made = {
+        node.name for node in joint.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default)
+    }
+    assert all(made <= set(layer.forward) for layer in joint.regions)  # each layer makes it for itself
+
+
+def test_a_table_as_large_as_the_bias_is_not_read_by_each_shard():
+    _, region, (bias,) = bias_of(LENGTH**2)
+    assert bias.meta["val"].shape == (1, HEADS, LENGTH, LENGTH) and region.states[bias.name] == Sharded((2,))
+
+
+def test_a_table_whose_rows_are_those_of_a_bias_is_cut():
+    """A row of the table for each query, an entry of it for each key: it is as large as what is made of it."""
+
+    def biased(m, x):
+        places = torch.arange(LENGTH) % 4
+        scores = x @ m.both @ x.mT + nn.functional.embedding(places, m.table)
+        return (scores.softmax(-1) @ x).square().mean()
+
+    both, table = (nn.Parameter(torch.randn(*shape, dtype=DTYPE)) for shape in ((WIDTH, WIDTH), (4, LENGTH)))
+    module = tiles.Of(biased, both=both, table=table)
+    made = tiles.joint_of(module, tiles.floats(BATCH, LENGTH, WIDTH))
+    (region,), refused = find_scores(made.graph)
+    nodes = {node.name: node for node in made.graph.graph.nodes}
+    assert not refused and not [
+        name for name in region.forward if nodes[name].target is torch.ops.aten.embedding.default
+    ]
+    joint = Joint(made.graph, made.data)
+    assert joint.error(3) < CLOSE
+
+
 FOUND = {
     "a window": lambda: joint_of(Composed()),
     "no mask": lambda: joint_of(Composed(masked=False)),

@@ -163,6 +163,20 @@ def test_what_follows_from_other_sizes_is_even_too():
     assert sizes[512] == 16 and sizes[128] == 4
 
 
+def test_a_table_of_which_the_graph_computes_places_keeps_its_rows():
+    """Places that are drawn are 0 and 1, but computed ones reach the last row: they would be out of bounds."""
+
+    def biases(computed: bool):
+        def made(x, table):
+            places = torch.arange(4096)
+            reached = (places[:, None] - places).clamp(0, 31) if computed else x.long()
+            return x + torch.nn.functional.embedding(reached, table)[..., 0]
+
+        return relations(made, (4096, 4096), (32, 64)).smaller()
+
+    assert biases(True)[32] == 32 and biases(True)[4096] < 16 > biases(True)[64]
+
+
 def test_sizes_that_cannot_be_smaller():
     found = Relations()
     found.products |= {((18, 18, 18), (17,)), ((18, 18), (17,))}  # of no graph

@@ -201,6 +201,17 @@ def _picked(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
         yield read, along.without(len(shape_of(node)) - len(shape_of(read)))
 
 
+def _looked_up(node: fx.Node, along: Along) -> Iterator[tuple[fx.Node, Along]]:
+    """A row of a table for each place, whose entries lie along the last dimension: a bias for each head, say."""
+    table, places = node.args[:2]
+    if max(along.queries, along.keys) == len(shape_of(node)) - 1:
+        raise MixesTokens(node, "has queries or keys within the rows of a table")
+    if math.prod(shape_of(table)) >= math.prod(shape_of(node)):
+        raise MixesTokens(node, f"picks from {table.name}, which is as large as the mask")
+    yield table, Along(-1, -1)
+    yield places, along
+
+
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(aten_names("expand"), _broadcast),
     **dict.fromkeys(aten_names("view _unsafe_view reshape squeeze unsqueeze"), _viewed),
@@ -209,5 +220,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(aten_names("cat"), _joined),
     **dict.fromkeys(aten_names("constant_pad_nd"), _padded),
     **dict.fromkeys(aten_names("index"), _picked),
+    **dict.fromkeys(aten_names("embedding"), _looked_up),
     **dict.fromkeys(MAKERS - COUNTERS, _made),
 }
