@@ -34,7 +34,8 @@ FOREVER = 2**30
 # For how many operators of the backward, each of another region, narrows are looked for: a walk over the backward each.
 # And how many operators of a region are tried for that.
 MOST_NARROWS = (8, 4)
-NOT_COUNTED = ("primal", "tangent", "symbol")
+# A tuple has no bytes beside those of its elements, which are values of their own.
+NOT_COUNTED = ("primal", "tangent", "symbol", "tuple")
 
 
 @dataclasses.dataclass(frozen=True)
