@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memgraph.backend.budget import Bound
@@ -86,6 +86,13 @@ class Next:
         if self.bound.near or self.bound.others or lowest.reaches <= lowest.planned_for * (1 + MISSED):
             return None
         return Next(dataclasses.replace(self.bound, last=True, near=True), functions=self.functions)
+
+
+def plans_of(tried: Sequence[Attempt]) -> int:
+    """How many plans were tried: one that was lowered again, with ends of kernels, is the same plan."""
+    ended = (dataclasses.replace(attempt.bound, kernel_ends=True) for attempt in tried)
+    again = sum(attempt.bound == before for before, attempt in zip(ended, tried[1:], strict=False))
+    return len(tried) - again
 
 
 def first_attempt(

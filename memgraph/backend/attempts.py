@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memgraph.backend.alike import name_of_plan
-from memgraph.backend.attempt import Attempt, Next, first_attempt
+from memgraph.backend.attempt import Attempt, Next, first_attempt, plans_of
 from memgraph.backend.budget import Bound, nested_note
 from memgraph.backend.destinations import holding, reserve, tier_bytes
 from memgraph.backend.hook import Partitioner
@@ -124,8 +124,8 @@ class Attempts:
         )
         tried: list[Attempt] = []
         fitting: list[tuple[Attempt, Lowered]] = []  # alone, and not with all that is sure to come beside it
-        while step is not None and (len(tried) < ATTEMPTS or step.bound.near):
-            if len(tried) == ATTEMPTS - 1:
+        while step is not None and (plans_of(tried) < ATTEMPTS or step.bound.near):
+            if plans_of(tried) == ATTEMPTS - 1:
                 step = step.final()
             lowered, found, limit = self._tried(step.bound, kept, wanted, place.key, len(tried) + 1)
             if found is None:

@@ -6,7 +6,7 @@ import types
 import hypothesis.strategies as st
 from hypothesis import given
 
-from memgraph.backend.attempt import Attempt, Next
+from memgraph.backend.attempt import Attempt, Next, plans_of
 from memgraph.backend.budget import Bound
 from memgraph.planner.decisions import KernelEnd
 from memgraph.planner.outlining import Outlining
@@ -59,6 +59,19 @@ def test_the_lowest_peak_on_the_cpu_is_one_with_ends_of_kernels():
     assert Next(Bound(bytes=1000), functions=True).final().bound == Bound(bytes=1000, last=True, kernel_ends=True)
     lowest = Next(Bound(bytes=1000, last=True), functions=True)
     assert lowest.after(missed(990, 1002, plain=False, ends=(END,)), 1000).bound.kernel_ends
+
+
+def test_the_same_plan_with_ends_of_kernels_is_not_another_one():
+    """Else a plan that ends do not help has an attempt less, and the lowest peak is taken where it need not be."""
+    plain = Bound(bytes=1000)
+    bounds = [
+        plain,
+        dataclasses.replace(plain, kernel_ends=True),
+        dataclasses.replace(plain, kernel_ends=True, margin=9),
+    ]
+    tried = [missed(990, 1002, plain=False, bound=bound) for bound in bounds]
+    assert [plans_of(tried[:count]) for count in range(4)] == [0, 1, 1, 2]
+    assert plans_of([tried[0], tried[2]]) == 2 and plans_of([tried[1], tried[2]]) == 2
 
 
 def test_nothing_smaller_is_known():
