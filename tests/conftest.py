@@ -14,12 +14,14 @@ import tempfile
 import warnings
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.linker import use_quick_linker
 
-settings.register_profile("fast", max_examples=12)
-settings.register_profile("whole", settings(), max_examples=60)  # what `make test` has time for; "default" draws all
+# No test fails for the time that it takes: the machine may be busy with other tests.
+UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fast", max_examples=12, **UNTIMED)
+settings.register_profile("whole", max_examples=60, **UNTIMED)  # what `make test` has time for; "default" draws all
 settings.load_profile("whole")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
