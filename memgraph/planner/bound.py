@@ -27,6 +27,7 @@ faster or smaller than its bound.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,9 +37,12 @@ from memgraph.planner.leaving import Tiers
 from memgraph.planner.levels import backward_levels, forward_levels
 from memgraph.planner.linear import ACCURACY, NotSolved, Solution
 from memgraph.planner.relaxation import Relaxation
+from memgraph.planner.remade import Remade
 
 # How often rows are added that an optimum breaks.
 ROUNDS = 6
+# And for how many operators of the backward at a time, where the program is not a coarse one.
+MOST_REFINED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +58,22 @@ class LowerBound:
 class LowerBounds:
     """Lower bounds for the plans of one joint graph with these tiers, for any budget."""
 
-    def __init__(self, candidates: Candidates, tiers: Tiers | None = None, tolerance: float = 0.0) -> None:
+    def __init__(
+        self, candidates: Candidates, tiers: Tiers | None = None, tolerance: float = 0.0, *, coarse: bool = False
+    ) -> None:
         """candidates: of the graph; whether they are swept as Inductor allocates decides how bytes are counted.
 
         tolerance: the share of a peak by which an optimum may pass it at operators whose rows are then left out. The
         bound is a bound all the same, and a little lower.
+        coarse: leave out what it costs that fused operators compute values again (remade.py): lower as well, and found
+        in less time.
         """
         self.facts, self.stock = candidates.facts, candidates.stock
         self.stock_time = candidates.stock_time
         self.tolerance = tolerance
         unit = float(max(1, self.stock.peak))
         self.relaxation = Relaxation(candidates, tiers, unit)
+        self.remade = None if coarse else Remade(self.relaxation, fused=candidates.fused)
 
     def under(self, bound: int) -> LowerBound | None:
         """The bound on the time of plans with a peak of at most `bound` bytes; None where no plan has such a peak.
@@ -84,13 +93,19 @@ class LowerBounds:
         price *= self.relaxation.second / self.relaxation.unit
         return LowerBound(min(0.0, seconds) if fits else seconds, price)
 
-    def shares(self, bound: int) -> dict[int, float]:
-        """By value, the share of it that is saved at the optimum under a bound; empty where there is none."""
+    def optimum(self, bound: int) -> tuple[float, dict[int, float]] | None:
+        """The least seconds beyond Inductor's own choice under a bound; by value, the share of it that is saved then.
+
+        None where no plan has such a peak, or the program cannot be solved.
+        """
         try:
             found = self._optimum(self.relaxation.program.cost, bound / self.relaxation.unit)
         except NotSolved:
-            return {}
-        return {} if found is None else {v: float(found.values[column]) for v, column in self.relaxation.saved.items()}
+            return None
+        if found is None:
+            return None
+        shares = {v: float(found.values[column]) for v, column in self.relaxation.saved.items()}
+        return found.cost * self.relaxation.second - self.stock_time, shares
 
     def smallest(self) -> int:
         """Bytes above the baseline that every plan takes at its peak, at least; 0 where the program is not solved."""
@@ -107,13 +122,13 @@ class LowerBounds:
         There are too many operators for a row of each: those that an optimum breaks are added, and it is found again.
         """
         program = self.relaxation.program
-        for _ in range(ROUNDS):
+        for left in reversed(range(ROUNDS)):
             costs = [0.0] * len(program.cost) if cost is None else list(program.cost)
             costs[self.relaxation.peak] = 1.0 if cost is None else 0.0
             most = list(program.most)
             most[self.relaxation.peak] = peak
             found = program.solve(costs, most, kind=cost is None)
-            if found is None or not self._add_broken(found.values):
+            if found is None or not left or not self._add_broken(found.values):
                 break
         return found
 
@@ -127,9 +142,18 @@ class LowerBounds:
         ]
         for place in forward:
             self.relaxation.forward_row(place)
-        worst = self._worst(self.facts.backward, backward_levels(self.relaxation, values), most)
-        refined = [self.relaxation.refine(place) for place in worst]
-        return bool(forward) or any(refined)
+        levels = backward_levels(self.relaxation, values, self.remade)
+        refined = map(self._refine, self._worst(self.facts.backward, levels, most))
+        found = list(itertools.islice(filter(None, refined), None if self.remade is None else MOST_REFINED))
+        return bool(forward or found)
+
+    def _refine(self, place: int) -> bool:
+        """Add to the rows of an operator of the backward; false where that was done before, or takes too much."""
+        if not self.relaxation.refine(place):
+            return False
+        if self.remade is not None:
+            self.remade.refine(place)
+        return True
 
     def _worst(self, order: Sequence[int], levels: np.ndarray, most: float) -> list[int]:
         """The fullest place of each region at which more than `most` stands, in units; the fullest first."""

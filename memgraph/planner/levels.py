@@ -5,9 +5,13 @@ An estimate is enough: every plan satisfies a row that is added without need. Al
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from memgraph.planner.moments import is_buffer
 from memgraph.planner.relaxation import Relaxation
+from memgraph.planner.remade import Remade
 
 
 def forward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
@@ -28,8 +32,11 @@ def forward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
     return level
 
 
-def backward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
-    """By place of the backward: about the bytes that stand there, without recomputed values.  values: the optimum."""
+def backward_levels(relaxation: Relaxation, values: np.ndarray, remade: Remade | None = None) -> np.ndarray:
+    """By place of the backward: about the bytes that stand there.  values: the optimum.
+
+    remade: None leaves out recomputed values.
+    """
     change = np.zeros(len(relaxation.facts.backward) + 1)
     run = _runs(relaxation, values)
     for stay in relaxation.stays:
@@ -46,7 +53,33 @@ def backward_levels(relaxation: Relaxation, values: np.ndarray) -> np.ndarray:
         for place in stay.beside if share else ():
             change[place] -= share * stay.bytes
             change[place + 1] += share * stay.bytes
+    kept = {} if remade is None else _remade(remade, run)
+    for v, (start, end) in kept.items():
+        change[start] += relaxation.held(v)
+        change[end] -= relaxation.held(v)
     return relaxation.moments.backward / relaxation.unit + np.cumsum(change)[:-1]
+
+
+def _remade(remade: Remade, run: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """By large value that is computed again: from which place of the backward it stands, and the one behind its last.
+
+    A value of fused operators that is made of one large value is taken to be made anew.
+    run: by value, the place of the backward that first needs it.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    facts, needs, last = remade.facts, remade.needs, remade.relaxation.moments.last
+    for v, start in run.items():
+        end = last.get(v, -1)
+        if is_buffer(facts, v) or not remade.is_large(v) or end <= start:
+            continue
+        while facts.values[v].inlinable:
+            large = [u for u in needs.inputs[v] if remade.is_large(u)]
+            if len(large) != 1 or large[0] not in run:
+                break
+            v = large[0]
+        first, stop = found.get(v, (start, end))
+        found[v] = min(first, start), max(stop, end)
+    return found
 
 
 def _runs(relaxation: Relaxation, values: np.ndarray) -> dict[int, int]:

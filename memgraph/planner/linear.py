@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import highspy
 import numpy as np
@@ -31,6 +31,11 @@ class Solution:
     cost: float
     prices: np.ndarray
     """By row: how much the cost grows when its `least` grows by 1."""
+
+
+def columns_of(v: int, *kinds: Mapping[int, int]) -> list[tuple[int, float]]:
+    """The variables of a value, of these kinds."""
+    return [(kind[v], 1.0) for kind in kinds if v in kind]
 
 
 class LinearProgram:

@@ -15,7 +15,7 @@ import numpy as np
 from memgraph.facts.actions import Recompute
 from memgraph.planner.candidates import Candidates
 from memgraph.planner.leaving import Tiers
-from memgraph.planner.linear import LinearProgram
+from memgraph.planner.linear import LinearProgram, columns_of
 from memgraph.planner.moments import is_buffer
 from memgraph.planner.narrows import Narrow
 from memgraph.planner.queues import Tier
@@ -59,7 +59,8 @@ class Relaxation:
         self.narrows: dict[int, tuple[Narrow, int]] = {}
         """By place of the backward: what stands there in whichever way its inputs are made, and a row with that."""
         self._refined: set[int] = set()
-        self._returned = {values[i].storage for i in facts.forward_outputs}
+        self._computed: dict[int, dict[int, int]] = {}
+        self.returned = {values[i].storage for i in facts.forward_outputs}
         for v in self.needs.inputs:
             self._variables_of(v)
         self._need()
@@ -84,7 +85,7 @@ class Relaxation:
             self.saved[v] = program.variable(cost=value.hold / self.second)
         if value.fixed is None and not (pinned and v in self.saved):
             self.again[v] = program.variable(cost=value.seconds / self.second)
-        leaves = value.movable and value.storage not in self._returned and value.bytes >= self._min_bytes
+        leaves = value.movable and value.storage not in self.returned and value.bytes >= self._min_bytes
         if v in self.saved and leaves and self.tiers:
             for tier in self.tiers:
                 self.away[v, tier.name] = program.variable(cost=tier.taken(value.bytes) / self.second)
@@ -98,10 +99,10 @@ class Relaxation:
         ours = set(self.facts.backward)
         read = {i for b in self.facts.backward for i in self.facts.values[b].inputs} | set(self.facts.backward_outputs)
         for v in sorted({v for i in read - ours for v in self.needs.behind(i)}):
-            self.program.row(_columns(v, self.saved, self.again), 1.0)
+            self.program.row(columns_of(v, self.saved, self.again), 1.0)
         for v, column in self.again.items():
             for u in self.needs.inputs[v]:
-                self.program.row([*_columns(u, self.saved, self.again), (column, -1.0)], 0.0)
+                self.program.row([*columns_of(u, self.saved, self.again), (column, -1.0)], 0.0)
 
     # --- links --------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Relaxation:
             found |= {places[0], max(places, key=lambda place: surely[place])}
         yield from sorted(found)
 
-    def _held(self, v: int) -> float:
+    def held(self, v: int) -> float:
         """The bytes that saving a value takes beyond what stands anyway, in units."""
         values, storage = self.facts.values, self.facts.values[v].storage
         anyway = storage in self.facts.held_outputs or values[storage].kind in ("primal", "tangent")
@@ -169,7 +170,7 @@ class Relaxation:
         found = []
         facts, moments, end = self.facts, self.moments, len(self.facts.backward) - 1
         for v in self.saved:
-            storage, size = facts.values[v].storage, self._held(v)
+            storage, size = facts.values[v].storage, self.held(v)
             ready = self.needs.ready.get(v)
             if not size or ready is None:
                 continue
@@ -224,9 +225,9 @@ class Relaxation:
             terms.append((self.saved[stay.value], -stay.bytes))
             if self.tiers and place <= stay.waits:
                 terms += [(column, stay.bytes) for column in self.leaving(stay.value)]
-        for v, column in self._computed_by(place).items():
+        for v, column in self.computed_by(place).items():
             later = self.moments.first.get(v, -1) > place
-            if later and is_buffer(self.facts, v) and (size := self._held(v)) and values[v].storage not in without:
+            if later and is_buffer(self.facts, v) and (size := self.held(v)) and values[v].storage not in without:
                 terms.append((column, -size))
         return terms
 
@@ -238,11 +239,16 @@ class Relaxation:
             found[self.facts.values[v].region].append(v)
         return found
 
-    def _computed_by(self, place: int) -> Mapping[int, int]:
+    def computed_by(self, place: int) -> Mapping[int, int]:
         """By value of the operator's region and the few before it: a variable, 1 if it was computed again by then.
 
         place: of the operator in the backward.
         """
+        if place not in self._computed:
+            self._computed[place] = self._new_computed(place)
+        return self._computed[place]
+
+    def _new_computed(self, place: int) -> dict[int, int]:
         program = self.program
         region = self.facts.values[self.facts.backward[place]].region
         near = self._by_region[max(0, region - self._reach) : region + 1]
@@ -250,12 +256,12 @@ class Relaxation:
         read_at = self.needs.read_at
         for v in columns:
             if read_at.get(v, place + 1) <= place:
-                program.row([(columns[v], 1.0), *_columns(v, self.saved)], 1.0)
+                program.row([(columns[v], 1.0), *columns_of(v, self.saved)], 1.0)
         inside = set(itertools.chain.from_iterable(near))
         for v, column in columns.items():
             for u in self.needs.inputs[v]:
                 if u in inside:
-                    program.row([*_columns(u, columns, self.saved), (column, -1.0)], 0.0)
+                    program.row([*columns_of(u, columns, self.saved), (column, -1.0)], 0.0)
         return columns
 
     def refine(self, place: int) -> bool:
@@ -268,12 +274,15 @@ class Relaxation:
         if (True, place) not in self.peak_rows:
             self.backward_row(place)
         self._refined.add(place)
-        waiting = self._waiting(place)
-        self.program.extend(self.peak_rows[True, place], [term for _, term in waiting])
+        self.extend(place, self._waiting(place))
+        return True
+
+    def extend(self, place: int, terms: Sequence[tuple[int, tuple[int, float]]]) -> None:
+        """Add terms, each of a storage, to the rows of an operator of the backward."""
+        self.program.extend(self.peak_rows[True, place], [term for _, term in terms])
         if place in self.narrows:
             narrow, row = self.narrows[place]
-            self.program.extend(row, [term for storage, term in waiting if storage not in narrow.storages])
-        return True
+            self.program.extend(row, [term for storage, term in terms if storage not in narrow.storages])
 
     def _waiting(self, place: int) -> list[tuple[int, tuple[int, float]]]:
         """Storages and terms of saved values that only recomputed operators read, while none of these has run.
@@ -302,8 +311,3 @@ class Relaxation:
             program.row([(waits, 1.0), (self.saved[v], -1.0), *((column, 1.0) for column in gone)], 0.0)
             terms.append((self.facts.values[v].storage, (waits, -stay.bytes)))
         return terms
-
-
-def _columns(v: int, *kinds: Mapping[int, int]) -> list[tuple[int, float]]:
-    """The variables of a value, of these kinds."""
-    return [(kind[v], 1.0) for kind in kinds if v in kind]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,8 +37,12 @@ MOST_VALUES = 2_500
 # are broken by less takes half the time (Llama of 12 layers: 18,000 rows in place of 29,000, with costs that are equal
 # to 0.1 %).
 TOLERANCE = 0.05
-# Each of these makes a saved set: the values with at least this share.
-SHARES = (0.01, 0.99)
+# Each of these makes a saved set: the values with at least this share, of the coarse program and of the other one.
+# Shares of the other one are less often 0 or 1.
+SHARES = ((0.01, 0.99), (0.25, 0.4, 0.75))
+# A set of the coarse program is good enough where a plan of about its peak takes this share of a step more than its
+# optimum: the other program is not solved for that peak.
+ENOUGH = 0.01
 
 
 class Relaxed:
@@ -61,23 +65,38 @@ class Relaxed:
         return tuple(sorted(found.values(), key=by_time))
 
     @functools.cached_property
-    def _bounds(self) -> LowerBounds:
-        """A program of its own: the rows of a shared one would depend on what others have asked before."""
-        return LowerBounds(self.candidates, self.tiers, TOLERANCE)
+    def _bounds(self) -> tuple[LowerBounds, ...]:
+        """Programs of its own: the rows of shared ones would depend on what others have asked before.
+
+        The coarse one has more shares of 0 and 1, and the other one knows more.
+        """
+        kinds = (True, False) if self.tiers is None else (True,)
+        return tuple(LowerBounds(self.candidates, self.tiers, TOLERANCE, coarse=coarse) for coarse in kinds)
 
     @functools.cached_property
     def _peaks(self) -> list[int]:
         """The peaks for which the program is solved, from the least that it allows to Inductor's own."""
         # The bound is a little below the least peak that the program has a solution for.
-        least = (1 + 1e-4) * self._bounds.smallest() + 1
+        least = (1 + 1e-4) * self._bounds[0].smallest() + 1
         return [int(peak) for peak in np.linspace(least, max(least, self.candidates.stock.peak), PEAKS)]
 
     def _found(self, peak: int) -> Iterator[Candidate]:
         """The candidates of one peak."""
-        shares = self._bounds.shares(peak)
-        for least in SHARES:
-            saved = frozenset(v for v, share in shares.items() if share >= least and self.candidates.may_save(v))
-            for copies in dict.fromkeys((Copies.NONE, self.candidates.copies)) if saved else ():
-                candidate = self.candidates.of(saved, copies)
+        for bounds, shares in zip(self._bounds, SHARES, strict=False):
+            optimum = bounds.optimum(peak)
+            if optimum is None:
+                continue
+            found = list(self._rounded(optimum[1], shares))
+            yield from found
+            enough = optimum[0] + ENOUGH * self.candidates.stock_step
+            if any(c.seconds <= enough and c.peak <= (1 + TOLERANCE) * peak for c in found):
+                break
+
+    def _rounded(self, saved: Mapping[int, float], shares: Sequence[float]) -> Iterator[Candidate]:
+        """The candidates that save the values with at least some share.  saved: the share of each."""
+        for least in shares:
+            chosen = frozenset(v for v, share in saved.items() if share >= least and self.candidates.may_save(v))
+            for copies in dict.fromkeys((Copies.NONE, self.candidates.copies)) if chosen else ():
+                candidate = self.candidates.of(chosen, copies)
                 if candidate is not None:
                     yield candidate

@@ -44,6 +44,8 @@ from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
 NEIGHBOURS = 2
+# How many of the linear program's candidates are polished.
+FASTEST = 4
 # Steps from the lowest peak to the unplanned one: at each, a candidate is offered to a choice with other graphs.
 OFFERS = 6
 # Tiers that bring less than this share of a step to the bound are of no use.
@@ -249,17 +251,17 @@ class Planner:
         alike = None if self.alike is None else self.alike.best(bound)
         if alike is not None:
             return polish.copied(self.candidates, alike, bound)
-        starts = {id(c): c for c in (self._mixed(uniform, bound), self._fastest(bound)) if c is not None}
+        starts = {id(c): c for c in (self._mixed(uniform, bound), *self._fastest(bound)) if c is not None}
         if not starts and self._lowest.peak <= bound:
             starts = {id(self._lowest): self._lowest}
         filled = (polish.fill(self.candidates, start, bound) for start in starts.values())
         found = min(filled, key=by_time, default=None)
         return None if found is None else polish.copied(self.candidates, found, bound)
 
-    def _fastest(self, bound: int) -> Candidate | None:
-        """The fastest of the linear program's candidates that fits."""
+    def _fastest(self, bound: int) -> list[Candidate]:
+        """The fastest few of the linear program's candidates that fit: which one is filled best is not known before."""
         found = () if self.relaxed is None else self.relaxed.under(bound)
-        return next((candidate for candidate in found if candidate.peak <= bound), None)
+        return list(itertools.islice((candidate for candidate in found if candidate.peak <= bound), FASTEST))
 
     def _mixed(self, uniform: UniformChoices, bound: int) -> Candidate | None:
         """The fastest uniform choice that fits, or mixture of one with a faster one that does not."""

@@ -95,6 +95,6 @@ def test_a_program_that_is_not_solved_bounds_by_what_is_known_anyway():
     given, program = Given(), bounds.relaxation.program
     given.cost, given.most = program.cost, program.most
     bounds.relaxation.program = given
-    assert bounds.smallest() == 0 and bounds.shares(100) == {}
+    assert bounds.smallest() == 0 and bounds.optimum(100) is None
     told = bounds.under(planner.stock.peak // 2)
     assert told.seconds == -bounds.stock_time and (least is None or told.seconds <= least.seconds)

@@ -108,7 +108,7 @@ def test_no_value_leaves_that_need_not(share, monkeypatch):
     base = offloader.plain
     everything = offloader._emptied(base, 0)
     bound = int(everything.peak + share * (base.peak - everything.peak))
-    found = offloader._kept_back(everything, bound)
+    found = offloader._less(everything, bound, again=False)
     assert found.peak <= bound and found.seconds < everything.seconds
     gone = [move.value for move in found.moves]
     assert 0 < len(gone) < len(everything.moves)
@@ -116,7 +116,22 @@ def test_no_value_leaves_that_need_not(share, monkeypatch):
         less = offloader._with(base, offloader.leaving.assign(base, [v for v in gone if v != value]), 0)
         assert less.peak > bound or less.seconds >= found.seconds
     monkeypatch.setattr(offload, "SWEEPS_TO_KEEP", 0)
-    assert offloader._kept_back(everything, bound) is everything
+    assert offloader._lighter(everything, bound) is everything
+
+
+def test_what_is_computed_again_in_less_time_does_not_leave():
+    """Every second value takes longer by its copies than by its operator: it does not leave."""
+    facts = chain([((n,), 100, (2e-3, 10.0)[n % 2], True, "") for n in range(12)], regions=12)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    facts = dataclasses.replace(facts, values=movable)
+    offloader = Planner(facts, fused=False, offload=Tiers((Tier("nvme", 1e3, 1e3, each=0.01),))).offloader
+    assert offloader is not None
+    everything = offloader._emptied(offloader.plain, 0)
+    found = offloader._less(everything, everything.peak + 100, again=True)
+    assert found.peak <= everything.peak + 100 and found.seconds < everything.seconds
+    assert found.schedule.recomputed and {facts.values[i].seconds for i in found.schedule.recomputed} == {2e-3}
+    assert {facts.values[move.value].seconds for move in found.moves} == {10.0}
+    assert len(found.moves) + len(found.schedule.recomputed) == len(everything.moves)
 
 
 class _Counted(tuple[int, ...]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 
@@ -53,6 +54,25 @@ def held(bounds: LowerBounds, candidate: Candidate) -> None:
 @given(programs(most=12), st.booleans())
 def test_no_plan_beats_its_bound(program, fused):
     facts = capture(program).facts
+    planner = Planner(facts, fused=fused)
+    bounds = LowerBounds(planner.candidates)
+    everything = plans(facts, planner.candidates)
+    assert bounds.smallest() <= min(candidate.peak for candidate in everything)
+    for candidate in everything:
+        held(bounds, candidate)
+
+
+@settings(SETTINGS, max_examples=examples(16))
+@given(programs(POINTWISE.split(), most=10), st.booleans(), st.data())
+def test_no_plan_with_masks_beats_its_bound(program, fused, data):
+    """Masks cost where they are written for several readers, and random numbers stand where masks are made of them."""
+    facts = capture(program).facts
+    values = list(facts.values)
+    for i in facts.forward:
+        if values[i].kind == "pointwise" and len(values[i].inputs) == 1 and data.draw(st.booleans()):
+            hold, seconds = data.draw(st.sampled_from([0.0, 1e-6, 1e-3])), data.draw(st.sampled_from([0.0, 1e-6, 1e-3]))
+            values[i] = dataclasses.replace(values[i], masks=True, hold=hold, seconds=seconds)
+    facts = dataclasses.replace(facts, values=tuple(values))
     planner = Planner(facts, fused=fused)
     bounds = LowerBounds(planner.candidates)
     everything = plans(facts, planner.candidates)
