@@ -87,15 +87,24 @@ class Remade:
     def _standing(self, place: int, computed: Mapping[int, int]) -> list[tuple[int, tuple[int, float]]]:
         """Storages and terms.  computed: by value, the variable of its having been computed again by this place."""
         relaxation, values, program = self.relaxation, self.facts.values, self.relaxation.program
+        again = relaxation.again
         counted = {stay.value for stay in relaxation.stays.at(place)}
         terms = []
         later: dict[int, int] = {}
         """By value, a variable: 1 where it can be read later."""
         for v, column in computed.items():
-            if not is_buffer(self.facts, v) and relaxation.moments.last.get(v, -1) > place and self._asked(v, place):
+            if not self._asked(v, place):
+                continue
+            read = not is_buffer(self.facts, v) and relaxation.moments.last.get(v, -1) > place
+            # What no operator has needed yet is computed again later.
+            after = [again[w] for w in self.needs.readers[v] if w in again and not self.needs.before(w, place)]
+            if read or after:
                 later[v] = program.variable()
+            if read:
                 saved = [(saved, -1.0) for saved, _ in columns_of(v, relaxation.saved)]
                 program.row([(later[v], 1.0), (column, -1.0), *saved], 0.0)
+            for reader in after:
+                program.row([(later[v], 1.0), (column, -1.0), (reader, -1.0)], -1.0)
         pending = list(later)
         while pending:
             v = pending.pop()
