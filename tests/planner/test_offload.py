@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from memgraph.planner import offload, polish
+from memgraph.planner import offload, polish, solve
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.leaving import Tiers
 from memgraph.planner.offload import Offloader
@@ -56,7 +56,7 @@ def test_what_is_not_looked_for_would_not_have_been_chosen(rate, monkeypatch):
     assert short == pytest.approx(seconds())
 
 
-def test_nothing_leaves_where_its_copies_take_more_than_recomputation():
+def test_nothing_leaves_where_its_copies_take_more_than_recomputation(monkeypatch):
     """Copies that hide behind the operators: free where the device has engines for them, not on a CPU."""
     facts = chain([((n,), 100, 1e-6, True, "") for n in range(8)], regions=8)
     movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
@@ -71,6 +71,10 @@ def test_nothing_leaves_where_its_copies_take_more_than_recomputation():
     free, taken = best(2e8, 0.0), best(2e8, 1.0)
     assert free.moves and free.drag == 0
     assert not taken.moves and taken.seconds > free.seconds
+    hardly = best(2e8, 0.95)  # faster by less than its prediction is worth
+    assert not hardly.moves and hardly.seconds == pytest.approx(taken.seconds)
+    monkeypatch.setattr(solve, "HARDLY", 0.0)
+    assert best(2e8, 0.95).moves
     cheap = best(2e8, 0.01)
     assert cheap.moves and cheap.seconds == pytest.approx(free.seconds + cheap.drag) and cheap.drag > 0
 
