@@ -143,8 +143,9 @@ class Remade:
         values = self.facts.values
         alone = {u for value in values if value.kind not in ("pointwise", "reduction") for u in value.inputs}
         alone.update(self.facts.forward_outputs, self.facts.backward_outputs)
-        masks = (v for v in self.relaxation.again if values[v].masks and not values[v].heavy) if self.fused else ()
-        return {v: values[v].inputs[0] for v in masks if v not in alone and len(values[v].inputs) == 1}
+        alone.update(i for i, value in enumerate(values) if value.heavy or value.expanded)
+        masks = (v for v in self.relaxation.again if values[v].masks and v not in alone) if self.fused else ()
+        return {v: values[v].inputs[0] for v in masks if len(values[v].inputs) == 1}
 
 
 __all__ = ["Remade"]

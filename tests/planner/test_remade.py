@@ -72,3 +72,9 @@ def test_between_two_readers_a_value_stands_or_what_it_is_made_of():
     assert coarse == pytest.approx(2 * SIZE + SIZE // 100, abs=SIZE // 1000)  # `dv`, `between`, the loss
     assert planner.bounds.smallest() == pytest.approx(3 * SIZE + SIZE // 100, abs=SIZE // 1000)
     assert planner.smallest().peak == 3 * SIZE + SIZE // 100
+
+
+@pytest.mark.parametrize(("mask", "inlined"), [({}, {2: 1}), ({"expanded": True}, {}), ({"heavy": True}, {})])
+def test_a_mask_that_is_written_in_any_case_does_not_keep_its_numbers(mask, inlined):
+    bounds = LowerBounds(dropout(**mask))
+    assert bounds.remade is not None and bounds.remade._inlined == inlined

@@ -71,7 +71,8 @@ def test_no_plan_with_masks_beats_its_bound(program, fused, data):
     for i in facts.forward:
         if values[i].kind == "pointwise" and len(values[i].inputs) == 1 and data.draw(st.booleans()):
             hold, seconds = data.draw(st.sampled_from([0.0, 1e-6, 1e-3])), data.draw(st.sampled_from([0.0, 1e-6, 1e-3]))
-            values[i] = dataclasses.replace(values[i], masks=True, hold=hold, seconds=seconds)
+            marks = {"masks": True, "expanded": data.draw(st.booleans())}
+            values[i] = dataclasses.replace(values[i], **marks, hold=hold, seconds=seconds)
     facts = dataclasses.replace(facts, values=tuple(values))
     planner = Planner(facts, fused=fused)
     bounds = LowerBounds(planner.candidates)
