@@ -9,7 +9,8 @@ helps depends on what stands at the peak. Both are known when the whole step has
 Algorithm: each of a few candidates is a base. Of its saved values those born first leave, as few as the bound asks for
 (search): they are away the longest, so their copies hide best; those that would take more by leaving than by their
 copies (`Tier.each`) come last. The window of bytes that may be under way is the widest that fits: a smaller one gives
-memory back earlier and makes the step wait longer. The fastest of all bases wins, and what of it need not leave stays.
+memory back earlier and makes the step wait longer. The fastest of all bases wins; what of it is computed again in less
+time than its copies take does not leave, and what need not leave stays.
 
 Oracle: tests/properties/test_plans.py: copies at any legal time give the same bits and the peak of the sweep, and no
 bound that is kept without offload is missed or kept more slowly with it.

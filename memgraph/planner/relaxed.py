@@ -7,9 +7,10 @@ Why not a library: HiGHS has solved the program; what is left is to round its sh
 or 1: of 500 values of a Llama of 8 layers, 1 to 6 are in between.
 
 Algorithm: solve it for a few peaks, from the least that it allows to Inductor's own, as far as a bound asks for. Save
-all values that have a share, or those that are saved whole. A sweep tells what each set really takes. What is found for
-a peak does not depend on a bound, and a higher bound has all peaks of a lower one, so a lower bound finds no plan that
-a higher one would have missed.
+all values that have a share, or those that are saved whole. A sweep tells what each set really takes. Where none is
+near enough, the same is done with a program that knows what it costs that values are made anew (remade.py). What is
+found for a peak does not depend on a bound, and a higher bound has all peaks of a lower one, so a lower bound finds no
+plan that a higher one would have missed.
 
 Oracle: tests/properties/test_plans.py compares the planner with every saved set of small graphs (test_brute_force).
 """

@@ -5,7 +5,8 @@
 2. Mixed (uniform.py): where one uniform choice is too large and a slower one fits, the first regions take the slower
    and the others the faster.
 3. Polished (polish.py): single values are saved again while there is room.
-4. Offloaded (offload.py), where there are tiers: saved values leave the device instead.
+4. Offloaded (offload.py), where there are tiers: saved values leave the device instead. Where copies take from the work
+   beside them, that has to be worth it.
 
 Where the facts say that layers are to be planned alike, alike.py mixes and polishes instead, if it finds a plan.
 
