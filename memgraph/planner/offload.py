@@ -50,7 +50,9 @@ NARROW = (2.0, 0.0)
 class Offloader:
     """Offload for one joint graph. It keeps nothing that depends on a bound."""
 
-    def __init__(self, candidates: Candidates, tiers: Tiers) -> None:
+    def __init__(self, candidates: Candidates, tiers: Tiers, *, recompute: bool = True) -> None:
+        """recompute: whether values may be computed again that Inductor's own choice saves."""
+        self.recompute = recompute
         self.candidates, self.facts, self.tiers = candidates, candidates.facts, tiers
         self.leaving = Leaving(self.facts, tiers)
         values = self.facts.values
@@ -113,7 +115,7 @@ class Offloader:
                 tried.add(key)
                 left -= 1
                 changed = self.candidates.of(*key)
-                if changed is None or (best is not None and changed.seconds >= best.seconds):
+                if changed is None or not self._allowed(changed) or (best and changed.seconds >= best.seconds):
                     continue
                 left -= SWEEPS_OF_A_BASE
                 found = self._under(changed, bound)
@@ -122,6 +124,10 @@ class Offloader:
                     starts[:0] = [best, start]  # what was tried of this start is not tried again
                     break
         return best
+
+    def _allowed(self, candidate: Candidate) -> bool:
+        """Whether a candidate computes nothing again that may not be."""
+        return self.recompute or candidate.schedule.recomputed <= self.plain.schedule.recomputed
 
     def smallest(self, pool: Sequence[Candidate], more: Sequence[Candidate] = ()) -> Candidate | None:
         """The candidate with the lowest peak found: everything that may leave has left.  pool, more: as of `best`."""
@@ -226,7 +232,9 @@ class Offloader:
         Values leave in the order of their births until the bound is kept: one that must comes behind many that need
         not, and each takes time by leaving at all (`Tier.each`).
         """
-        return self._less(self._less(best, bound, again=True), bound, again=False)
+        if self.recompute:
+            best = self._less(best, bound, again=True)
+        return self._less(best, bound, again=False)
 
     def _less(self, best: Candidate, bound: int, *, again: bool) -> Candidate:
         """The plan with fewer values gone: half of them, quarters, down to single ones.

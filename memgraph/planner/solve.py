@@ -79,14 +79,16 @@ class Planner:
         self.uniform = UniformChoices(self.candidates) if recompute else None
         self.relaxed = Relaxed(self.candidates) if recompute else None
         self.alike = AlikePlanner(self.candidates, self.uniform) if self.uniform is not None and facts.alike else None
-        self.offloader = Offloader(self.candidates, offload) if offload is not None and offload.tiers else None
+        self.offloader = (
+            Offloader(self.candidates, offload, recompute=recompute) if offload is not None and offload.tiers else None
+        )
         self.away = self._relaxed_with_tiers()
 
     def sending(self, tiers: Tiers) -> Planner:
         """The same planner with these tiers; both share what depends on no tier."""
         found = copy.copy(self)
         found.__dict__.pop("bounds", None)
-        found.offloader = Offloader(self.candidates, tiers) if tiers.tiers else None
+        found.offloader = Offloader(self.candidates, tiers, recompute=self.uniform is not None) if tiers.tiers else None
         found.away = found._relaxed_with_tiers()
         return found
 

@@ -138,6 +138,24 @@ def test_what_is_computed_again_in_less_time_does_not_leave():
     assert len(found.moves) + len(found.schedule.recomputed) == len(everything.moves)
 
 
+@pytest.mark.parametrize("layers", [3, 12])
+def test_without_recomputation_values_only_leave(layers):
+    """What would be computed again in a fiftieth of its copies' time leaves all the same."""
+    facts = chain([((n,), 100, (2e-3, 10.0)[n % 2], True, "") for n in range(layers)], regions=layers)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    facts = dataclasses.replace(facts, values=movable)
+    tiers = Tiers((Tier("nvme", 1e3, 1e3, each=0.01),))
+    for planner in (
+        Planner(facts, fused=False, recompute=False, offload=tiers),
+        Planner(facts, fused=False, recompute=False).sending(tiers),
+    ):
+        least = planner.smallest().peak
+        for percent in (0, 20, 50, 80):
+            found = planner.best(least + (planner.stock.peak - least) * percent // 100)
+            assert found is not None and found.moves
+            assert found.schedule.recomputed <= planner.stock.schedule.recomputed
+
+
 class _Counted(tuple[int, ...]):
     """Values, of which each that is looked at is counted."""
 

@@ -43,6 +43,14 @@ def plans(facts: JointFacts, candidates: Candidates) -> list[Candidate]:
     return found
 
 
+def all_held(planner: Planner) -> None:
+    bounds = LowerBounds(planner.candidates)
+    everything = plans(planner.facts, planner.candidates)
+    assert bounds.smallest() <= min(candidate.peak for candidate in everything)
+    for candidate in everything:
+        held(bounds, candidate)
+
+
 def held(bounds: LowerBounds, candidate: Candidate) -> None:
     least = bounds.under(candidate.peak)
     assert least is not None, "a plan has a peak that no plan is said to have"
@@ -53,13 +61,7 @@ def held(bounds: LowerBounds, candidate: Candidate) -> None:
 @settings(SETTINGS, max_examples=examples(16))
 @given(programs(most=12), st.booleans())
 def test_no_plan_beats_its_bound(program, fused):
-    facts = capture(program).facts
-    planner = Planner(facts, fused=fused)
-    bounds = LowerBounds(planner.candidates)
-    everything = plans(facts, planner.candidates)
-    assert bounds.smallest() <= min(candidate.peak for candidate in everything)
-    for candidate in everything:
-        held(bounds, candidate)
+    all_held(Planner(capture(program).facts, fused=fused))
 
 
 @settings(SETTINGS, max_examples=examples(16))
@@ -73,13 +75,7 @@ def test_no_plan_with_masks_beats_its_bound(program, fused, data):
             hold, seconds = data.draw(st.sampled_from([0.0, 1e-6, 1e-3])), data.draw(st.sampled_from([0.0, 1e-6, 1e-3]))
             marks = {"masks": True, "expanded": data.draw(st.booleans())}
             values[i] = dataclasses.replace(values[i], **marks, hold=hold, seconds=seconds)
-    facts = dataclasses.replace(facts, values=tuple(values))
-    planner = Planner(facts, fused=fused)
-    bounds = LowerBounds(planner.candidates)
-    everything = plans(facts, planner.candidates)
-    assert bounds.smallest() <= min(candidate.peak for candidate in everything)
-    for candidate in everything:
-        held(bounds, candidate)
+    all_held(Planner(dataclasses.replace(facts, values=tuple(values)), fused=fused))
 
 
 @settings(SETTINGS, max_examples=examples(10))
