@@ -6,7 +6,7 @@ A body costs the time of its own values, and it holds bytes beyond its outputs w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -14,6 +14,7 @@ from torch import fx
 from memgraph.base import compat
 from memgraph.facts import kernel_scratch
 from memgraph.facts.costs import seconds
+from memgraph.facts.joined import is_joined
 from memgraph.facts.liveness import Program, sweep, written
 from memgraph.facts.moves import read_beside, read_elsewhere
 from memgraph.facts.operators import qualified_name
@@ -30,15 +31,18 @@ class Cost:
     """Bytes at its peak beyond its outputs."""
 
 
-def _elsewhere(node: fx.Node, on_cpu: bool) -> tuple[int, ...]:
-    """By place among the inputs of a node, those that its output cannot replace, as it is read at other entries.
+def _elsewhere(node: fx.Node, on_cpu: bool, roots: Mapping[fx.Node, fx.Node]) -> tuple[int, ...]:
+    """By place among the inputs of a node, those that its output cannot replace: read at other entries, or joined.
 
     Where Inductor writes logarithms, the softmax that a loss keeps waits for that of the sums, in a loop of its own.
+    roots: by node before it, the node that owns its storage.
     """
-    itself = read_elsewhere(node)
-    if not on_cpu or "aten::log" in heavy_names():
-        return itself
-    return tuple(sorted({*itself, *read_beside(node)}))
+    found = set(read_elsewhere(node))
+    if on_cpu:
+        found.update(n for n, read in enumerate(node.all_input_nodes) if is_joined(roots[read]))
+        if "aten::log" not in heavy_names():
+            found.update(read_beside(node))
+    return tuple(sorted(found))
 
 
 class NodeReader:
@@ -67,7 +71,7 @@ class NodeReader:
             seconds=cost.seconds,
             region=0,
             savable=False,
-            elsewhere=_elsewhere(node, on_cpu),
+            elsewhere=_elsewhere(node, on_cpu, self._roots),
             heavy=on_cpu and qualified_name(node.target) in heavy_names(),
             scratch=cost.scratch,
         )

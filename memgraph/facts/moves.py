@@ -2,6 +2,7 @@
 
     halves put together      cat(a, b)[i, j] = b[i, j - n]                  it does
     padded, and cut back     pad(a)[i, j] = a[i, j] at the entries of a     it does not: they begin at the same entry
+    heads behind tokens      copy(a.transpose(0, 1))[i, j] = a[j, i]        it does: the copy lies otherwise
 
 What is padded has another size, so nothing is written over it. But what is cut back from it may be written over `a`: in
 attention with sinks, whose scores have one column more than there are keys, that is the gradient of all scores.
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
+from memgraph.base import compat
 from memgraph.facts.operators import argument, aten_names, family, qualified_name
 
 # They read other entries of all their inputs, or may: of an index nothing is known.
 MOVES = aten_names(
     "cat index gather index_select embedding _unsafe_index _unsafe_masked_index flip roll repeat select select_backward"
-)
+) | {"prims::rev"}
 # They do so with their second input, which is put into the first.
 PUTS = aten_names("select_scatter diagonal_scatter")
 SLICES = aten_names("slice slice_backward slice_scatter")
@@ -33,7 +36,23 @@ def read_elsewhere(node: fx.Node) -> tuple[int, ...]:
         return tuple(n for n, read in enumerate(inputs) if read is node.args[1])
     if shifts or name in MOVES or _is_later_part(node) or (name == PAD and any(argument(node, "pad")[::2])):
         return tuple(range(len(inputs)))
+    if family(node.target) == "pointwise":
+        return tuple(n for n, read in enumerate(inputs) if _lies_otherwise(read, node))
     return ()
+
+
+def _lies_otherwise(read: fx.Node, node: fx.Node) -> bool:
+    """Whether the same entry of an input and of a node's value lie at different places in memory."""
+    there, here = read.meta.get("val"), node.meta.get("val")
+    if not (isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor)):
+        return False
+    if there.layout is not torch.strided or here.layout is not torch.strided or there.dim() != here.dim():
+        return False
+    sizes, others = (tuple(map(compat.size_hint, val.shape)) for val in (here, there))
+    strides, steps = (tuple(map(compat.size_hint, val.stride())) for val in (here, there))
+    return sizes == others and any(
+        size > 1 and stride != step for size, stride, step in zip(sizes, strides, steps, strict=True)
+    )
 
 
 def read_beside(node: fx.Node) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from memgraph.base import compat
 from memgraph.base.sizes import round_up
 from memgraph.facts.actions import Action, Fixed, Pin
 from memgraph.facts.costs import storage_span
+from memgraph.facts.joined import is_joined, is_joined_by_torch
 from memgraph.facts.operators import aten_names, family, qualified_name
 from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
@@ -141,6 +142,8 @@ def kind_of(node: fx.Node, val: object, tangent: bool) -> Kind:
         return "symbol" if val is not None else "extern"
     if kind == "getitem" and family(node.args[0].target) == "view":
         return "view"
+    if is_joined(node):
+        return "extern" if is_joined_by_torch(node) else "reduction"
     return "extern" if kind == "getitem" or kind == "symbol" else kind
 
 

@@ -34,7 +34,7 @@ class Flipped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         y = self.first(x)
-        return (self.last(y + torch.cat([y[:, 4:], y[:, :4]], -1) if self.flipped else y + 1),)
+        return (self.last(y + torch.flip(y, [-1]) if self.flipped else y + 1),)
 
 
 class Padded(nn.Module):
