@@ -18,6 +18,7 @@ from torch import fx
 from memgraph.facts import regions
 from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
 from memgraph.facts.bodies import NodeReader
+from memgraph.facts.copied import copied_inputs
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks, read_in_larger_kernels
 from memgraph.facts.expanded import read_expanded
@@ -54,6 +55,8 @@ class JointFacts:
     """Those of `forward_outputs` that the user does not hold any more when the backward begins."""
     stock_forward: tuple[int, ...] = ()
     """Those of `forward` in the order of Inductor's own split; empty where that is the same."""
+    copied: frozenset[int] = frozenset()
+    """Inputs of which Inductor saves a copy in another layout, if the backward reads them."""
     alike: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Layers of the forward that are to be planned alike: by class, by layer, its values, which correspond by place."""
 
@@ -176,8 +179,8 @@ def read_joint(
     def places(of: Iterable[Any]) -> tuple[int, ...]:
         return tuple(place[node] for node in of if isinstance(node, fx.Node))
 
-    stock_forward = places(sides.forward)
-    forward = order_of_forward(values, stock_forward, places(filter(_is_of_autograd, sides.forward)))
+    order = places(sides.forward)
+    forward = order_of_forward(values, order, places(filter(_is_of_autograd, sides.forward)))
     return JointFacts(
         values=values,
         forward=forward,
@@ -188,7 +191,8 @@ def read_joint(
         region_names=tuple(region.name for region in found),
         retained=retained,
         dropped=places(outputs[i] for i in dropped),
-        stock_forward=() if forward == stock_forward else stock_forward,
+        stock_forward=() if forward == order else order,
+        copied=frozenset(place[node] for node in copied_inputs(joint, stock_forward)),
     )
 
 

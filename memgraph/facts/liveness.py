@@ -45,6 +45,8 @@ class Program:
     """The steps that bring a value back from another tier; they read nothing here."""
     dropped: frozenset[int] = frozenset()
     """Those of `outputs` whose storage goes soon after the program."""
+    copied: frozenset[int] = frozenset()
+    """The inputs that Inductor copies into another layout as the program begins; the copies live on after it."""
     settled: frozenset[int] = frozenset()
     """The slots that are written to memory whatever reads them: sums of a gradient, so that its parts are freed; masks,
     so that the random numbers that they are made of are freed; and what an operator reads in a larger size."""
@@ -59,7 +61,8 @@ class Sweep:
     bytes: dict[int, int]
     """By storage, its size."""
     births: dict[int, int]
-    """By storage, the slot whose step allocates it; for an input, its own slot. Inlined values have none."""
+    """By storage, the slot whose step allocates it; for an input, its own slot, or that of the step before which it is
+    copied. Inlined values have none."""
     deaths: dict[int, int]
     """By storage that is freed, the last slot whose step reads it or has it copied to another tier."""
     usage: tuple[int, ...]
@@ -77,6 +80,8 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     """Add up what is allocated while a program runs.  fused: which of the two models (see above)."""
     storage_of = _storages(values, program)
     (births, last, size), elsewhere = (_allocated if fused else _interpreted)(values, program, storage_of)
+    if program.copied and len(program.values) > program.inputs:
+        births.update(dict.fromkeys((storage_of[slot] for slot in program.copied), program.inputs))
     copied = {}
     for slot, step in program.until:
         if step >= last.get(storage_of[slot], -1):
@@ -276,7 +281,7 @@ def _usage(
     usage = list(itertools.accumulate(change[:slots]))
     in_place: dict[int, int] = {}
     for slot in sorted(born.intersection(dying)) if fused else ():
-        if values[program.values[slot]].kind in ("pointwise", "reduction"):
+        if births.get(slot) == slot and values[program.values[slot]].kind in ("pointwise", "reduction"):
             barred = elsewhere.get(slot, NOTHING)
             alike = (
                 s for s in dying[slot] if s != slot and size[s] == size[slot] and s not in copied and s not in barred

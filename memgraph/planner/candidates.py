@@ -64,7 +64,9 @@ class Candidate:
 
 def _carried(schedule: Schedule, forward: Sweep) -> int:
     found, gone = forward.bytes, forward.deaths.keys() | dropped_storages(schedule, forward)
-    return sum(found[s] for s in found if s >= schedule.forward.inputs and s not in gone)
+    program = schedule.forward
+    copied = {forward.storage_of[slot] for slot in program.copied}
+    return sum(found[s] for s in found if (s >= program.inputs or s in copied) and s not in gone)
 
 
 def dropped_storages(schedule: Schedule, forward: Sweep) -> frozenset[int]:
@@ -88,6 +90,7 @@ class Candidates:
 
     def __init__(self, facts: JointFacts, *, fused: bool = True, copies: Copies = Copies.OF_HELD) -> None:
         """fused: sweep as Inductor allocates; else as the FX interpreter does.  copies: the default of `of`."""
+        facts = facts if fused else dataclasses.replace(facts, copied=frozenset())  # the interpreter copies nothing
         self.facts, self.fused, self.copies = facts, fused, copies
         base = make_schedule(facts, facts.stock_saved, copies, settle=False, fused=fused)
         self.stock_time = self._seconds(base)

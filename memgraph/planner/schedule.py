@@ -255,6 +255,7 @@ def forward_program(facts: JointFacts, crossing: tuple[int, ...], order: Sequenc
         outputs=frozenset(slot[i] for i in kept if i in slot),
         owned=frozenset(),
         dropped=_dropped(facts, crossing, slot),
+        copied=frozenset(slot[i] for i in facts.copied.intersection(crossing)),
     )
 
 
@@ -286,7 +287,7 @@ def backward_program(
         reads=((),) * first + tuple([tuple(map(at, step)) for step in reads]),
         inputs=first,
         outputs=frozenset(place[i] for i in facts.backward_outputs if i in place),
-        owned=_owned(facts, inputs),
+        owned=_owned(facts, inputs, facts.copied & crossed),
         settled=frozenset(first + step for step in _settled(facts, steps, reads, settle)),
     )
 
@@ -323,8 +324,11 @@ def _masked_for_several(
             yield n
 
 
-def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:
-    """Input slots of the backward whose storage nobody else holds: it goes when its last reader has run."""
+def _owned(facts: JointFacts, inputs: Sequence[int], copied: Collection[int]) -> frozenset[int]:
+    """Input slots of the backward whose storage nobody else holds: it goes when its last reader has run.
+
+    copied: inputs of which the backward gets a copy.
+    """
     values = facts.values
     if facts.retained:
         return frozenset()
@@ -332,9 +336,12 @@ def _owned(facts: JointFacts, inputs: Sequence[int]) -> frozenset[int]:
     return frozenset(
         slot
         for slot, i in enumerate(inputs)
-        if values[i].kind not in ("primal", "tangent")
-        and values[values[i].storage].kind != "primal"
-        and values[i].storage not in others
+        if i in copied
+        or (
+            values[i].kind not in ("primal", "tangent")
+            and values[values[i].storage].kind != "primal"
+            and values[i].storage not in others
+        )
     )
 
 

@@ -38,6 +38,13 @@ def extract_forward_backward(
     )
 
 
+def prefers_channels_last(forward: Any) -> bool:
+    """Whether Inductor computes the 2-d convolutions of a forward channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
+
+
 def backward_inputs(joint: Any) -> list[Any]:
     """The inputs of a joint graph that only its backward gets, in the backward's order: tangents, seeds, states."""
     from torch._functorch.partitioners import _is_backward_state, _is_bwd_seed_offset, _is_tangent
