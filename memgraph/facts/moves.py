@@ -42,17 +42,23 @@ def read_elsewhere(node: fx.Node) -> tuple[int, ...]:
 
 
 def _lies_otherwise(read: fx.Node, node: fx.Node) -> bool:
-    """Whether the same entry of an input and of a node's value lie at different places in memory."""
+    """Whether the entries of an input lie in another order in memory than those of a node's value: transposed, say.
+
+    Gaps between them do not count: what is padded and cut back has them as long as it is not written.
+    """
     there, here = read.meta.get("val"), node.meta.get("val")
     if not (isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor)):
         return False
     if there.layout is not torch.strided or here.layout is not torch.strided or there.dim() != here.dim():
         return False
     sizes, others = (tuple(map(compat.size_hint, val.shape)) for val in (here, there))
-    strides, steps = (tuple(map(compat.size_hint, val.stride())) for val in (here, there))
-    return sizes == others and any(
-        size > 1 and stride != step for size, stride, step in zip(sizes, strides, steps, strict=True)
-    )
+    return sizes == others and _order(here, sizes) != _order(there, sizes)
+
+
+def _order(val: torch.Tensor, sizes: tuple[int, ...]) -> list[int]:
+    """The dimensions of more than one entry, from the one whose entries lie farthest apart to the nearest."""
+    strides = [compat.size_hint(stride) for stride in val.stride()]
+    return sorted((dim for dim, size in enumerate(sizes) if size > 1), key=lambda dim: -strides[dim])
 
 
 def read_beside(node: fx.Node) -> tuple[int, ...]:

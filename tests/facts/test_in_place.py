@@ -28,9 +28,10 @@ class Gated(nn.Module):
 class Flipped(nn.Module):
     """A fused chain reads a product at the entry that it writes and at another one."""
 
-    def __init__(self, flipped: bool) -> None:
+    def __init__(self, flipped: bool, size: int = 8) -> None:
         super().__init__()
-        self.flipped, self.first, self.last = flipped, nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.flipped = flipped
+        self.first, self.last = nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         y = self.first(x)
@@ -78,6 +79,25 @@ def test_what_is_padded_at_its_start_is_shifted():
     assert in_place(Padded(1, 0)) == []
 
 
+class Transposed(nn.Module):
+    """A product is laid out anew, as attention does with heads and tokens; or it is only copied."""
+
+    def __init__(self, transposed: bool, size: int = 8) -> None:
+        super().__init__()
+        self.transposed, self.size = transposed, size
+        self.first, self.last = nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        rows = self.first(x).view(-1, 16, self.size)
+        rows = 2 * (rows.transpose(0, 1) if self.transposed else rows)
+        return (self.last(rows.reshape(-1, self.size)),)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_lies_in_another_order_is_read_at_another_place(transposed):
+    assert in_place(Transposed(transposed)) == ([] if transposed else [("mul", "mm"), ("mul_1", "mm_3")])
+
+
 class Scored(nn.Module):
     """A loss picks an entry of each row; the backward reads the softmax of all, of which it is the last to read."""
 
@@ -101,7 +121,14 @@ def test_a_softmax_waits_for_what_a_loss_picks_of_the_logits_where_logarithms_ar
 
 @pytest.mark.inductor
 @pytest.mark.parametrize(
-    ("block", "loss_itself"), [(lambda: Gated(64), 0), (lambda: Padded(0, 1, 64), 4), (lambda: Padded(1, 0, 64), 4)]
+    ("block", "loss_itself"),
+    [
+        (lambda: Gated(64), 0),
+        (lambda: Padded(0, 1, 64), 4),
+        (lambda: Padded(1, 0, 64), 4),
+        (lambda: Transposed(True, 64), 4),
+        (lambda: Flipped(True, 64), 4),
+    ],
 )
 def test_no_more_is_allocated_than_the_sweep_says(block, loss_itself):
     torch.manual_seed(0)

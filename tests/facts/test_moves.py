@@ -31,6 +31,7 @@ CALLS = {
     "put into a row": (ATEN.select_scatter.default, (X[:, :3], Y[0], 0, 1), {}),
     "a row": (ATEN.select.int, (X, 0, 1), {}),
     "flipped": (ATEN.flip.default, (X, [0]), {}),
+    "reversed": (torch.ops.prims.rev.default, (X, [0]), {}),
 }
 
 
