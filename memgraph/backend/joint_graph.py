@@ -156,6 +156,8 @@ class Planning:
         if self.bound.others:
             return variant.planner.lightest(self.bound.others, self.bound.beside, 0)
         lowest = variant.planner.smallest()
+        if self.bound.last and lowest.stock:  # as it stands it was lowered to more
+            lowest = variant.planner.stock_in_order
         return variant.planner.best(int(lowest.peak * (1 + NEAR))) or lowest if self.bound.near else lowest
 
     def choose(self, plain: _Variant, wanted: int | None) -> Choice:

@@ -41,6 +41,7 @@ from memgraph.planner.leaving import Tiers
 from memgraph.planner.lowest import lowest
 from memgraph.planner.offload import SMALL, Offloader
 from memgraph.planner.relaxed import MOST_VALUES, TOLERANCE, Relaxed
+from memgraph.planner.schedule import make_schedule
 from memgraph.planner.uniform import Choice, UniformChoices
 
 # How many choices on either side of a bound are mixed with each other.
@@ -187,6 +188,11 @@ class Planner:
     def unplanned(self) -> Candidate:
         """Inductor's own choice, less what the rules send to another tier."""
         return self.stock if self.offloader is None else self.offloader.pinned(self.stock)
+
+    @functools.cached_property
+    def stock_in_order(self) -> Candidate:
+        """Inductor's own choice as a plan: in the order of plans, and with ends of kernels where it needs them."""
+        return self.candidates.evaluate(make_schedule(self.facts, self.facts.stock_saved))
 
     def smallest(self) -> Candidate:
         """The candidate with the lowest peak that this planner can find."""
