@@ -81,3 +81,13 @@ def test_equal_peaks_lead_on_from_each_kind_of_copies():
     for kind in {candidate.schedule.copies for candidate in swept}:
         start = min((c for c in swept if c.schedule.copies is kind), key=lambda c: c.peak)
         assert planner.smallest().peak <= lowest(planner.candidates, [start]).peak
+
+
+@given(graphs())
+@SETTINGS
+def test_inductors_own_choice_as_a_plan_saves_the_same_and_is_written_anew(facts):
+    planner = Planner(facts)
+    ours = planner.stock_in_order
+    assert planner.stock.stock and not ours.stock
+    assert ours.schedule.saved == planner.stock.schedule.saved
+    assert ours.schedule.recomputed == planner.stock.schedule.recomputed
