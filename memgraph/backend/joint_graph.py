@@ -156,7 +156,7 @@ class Planning:
         if self.bound.others:
             return variant.planner.lightest(self.bound.others, self.bound.beside, 0)
         lowest = variant.planner.smallest()
-        if self.bound.last and lowest.stock:  # as it stands it was lowered to more
+        if self.bound.last and lowest.stock:  # earlier attempts had it as it stands
             lowest = variant.planner.stock_in_order
         return variant.planner.best(int(lowest.peak * (1 + NEAR))) or lowest if self.bound.near else lowest
 

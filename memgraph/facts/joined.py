@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from memgraph.facts.operators import aten_names, qualified_name
+from memgraph.facts.operators import argument, aten_names, qualified_name
 
 CAT = aten_names("cat")
 # What Inductor leaves to torch's own kernel if all parts are of these.
@@ -33,7 +33,7 @@ def is_joined_by_torch(node: fx.Node) -> bool:
 
 def _parts(node: fx.Node) -> list[torch.Tensor]:
     """The tensors that are joined: `cat` takes no notice of an empty one of one dimension."""
-    vals = [part.meta.get("val") for part in node.args[0]]
+    vals = [part.meta.get("val") for part in argument(node, "tensors")]
     return [val for val in vals if isinstance(val, torch.Tensor) and not _is_nothing(val)]
 
 

@@ -192,7 +192,7 @@ class Planner:
     @functools.cached_property
     def stock_in_order(self) -> Candidate:
         """Inductor's own choice as a plan: in the order of plans, and with ends of kernels where it needs them."""
-        return self.candidates.evaluate(make_schedule(self.facts, self.facts.stock_saved))
+        return self.candidates.evaluate(make_schedule(self.candidates.facts, self.facts.stock_saved))
 
     def smallest(self) -> Candidate:
         """The candidate with the lowest peak that this planner can find."""
