@@ -29,6 +29,11 @@ or the labels that a loss compares with every word:
     before:  dlogits = ... (pad(ids)[:, None] == words) ...         made within the kernel of all words
     after:   l* = pad(ids); dlogits = ... (l[:, None] == words) ...
 
+Gradients that convolutions read channels last, through a view:
+
+    before:  d = sum(...) [1, 8, 4, 256]; conv_backward(view(d, [1, 32, 16, 16]), ...)      d, and a copy channels last
+    after:   d* = sum(...); conv_backward(view(d*, ...), ...)      in memory as the convolution before it left its input
+
 Products that a sum adds to what is computed later, such as the head's part of the gradient of weights that it
 shares with the embedding:
 

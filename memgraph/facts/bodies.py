@@ -6,6 +6,7 @@ A body costs the time of its own values, and it holds bytes beyond its outputs w
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -73,6 +74,9 @@ class NodeReader:
             savable=False,
             elsewhere=_elsewhere(node, on_cpu, self._roots),
             heavy=on_cpu and qualified_name(node.target) in heavy_names(),
+            called=isinstance(val, list | tuple) and kernel_scratch.is_called(node, self.hardware.device),
+            entries=math.prod(map(compat.size_hint, val.shape)) if isinstance(val, torch.Tensor) else 0,
+            strided=qualified_name(node.target) == "aten::as_strided",
             scratch=cost.scratch,
         )
 

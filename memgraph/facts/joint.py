@@ -18,7 +18,7 @@ from torch import fx
 from memgraph.facts import regions
 from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
 from memgraph.facts.bodies import NodeReader
-from memgraph.facts.copied import copied_inputs
+from memgraph.facts.copied import copied_inputs, read_channels_last
 from memgraph.facts.costs import logical_bytes, storage_span
 from memgraph.facts.drawn_masks import drawn_masks, read_in_larger_kernels
 from memgraph.facts.expanded import read_expanded
@@ -99,8 +99,9 @@ class JointFacts:
 
     @functools.cached_property
     def settled(self) -> frozenset[int]:
-        """Sums of a gradient, products that they add to what comes later, what an operator reads in a larger size."""
-        return frozenset(i for i, v in enumerate(self.values) if v.accumulates or v.early or v.expanded)
+        """Sums of a gradient, products that they add to what comes later, what an operator reads in a larger size, and
+        gradients that convolutions read channels last."""
+        return frozenset(i for i, v in enumerate(self.values) if v.accumulates or v.early or v.expanded or v.regrouped)
 
     @functools.cached_property
     def early(self) -> frozenset[int]:
@@ -206,7 +207,7 @@ def _values(
     """The values of a graph's nodes, in order.  decided: of a node, its region, its pin and what fixes it."""
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
     expanded |= read_in_larger_kernels(masks)
-    early = early_products(sides.backward)
+    early, (regrouped, twice) = early_products(sides.backward), read_channels_last(sides.backward)
     forward = frozenset(sides.forward)
     for place, node in enumerate(nodes):
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
@@ -219,6 +220,8 @@ def _values(
             early=node in early,
             masks=node in masks,
             expanded=node in expanded,
+            regrouped=node in regrouped,
+            twice=node in twice,
             movable=movable,
             module=_path(node) if node in forward else "",
             source=source_of(node),

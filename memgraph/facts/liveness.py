@@ -2,9 +2,10 @@
 
 Two models of the same program. `fused=False` is the FX interpreter, exactly: every operator allocates its output
 and a storage is freed after its last use. `fused=True` estimates Inductor: a pointwise value that only fused
-operators read is not materialised unless it is costly to inline, its readers read its inputs instead; an output may
-take the place of an input of its size that dies at the same kernel and of which the kernel reads only the entry that it
-writes. Measured against Inductor's own wrapper in docs/decisions/0002.
+operators read is not materialised unless it is costly to inline, its readers read its inputs instead; nor is one that
+is costly, but that a single kernel of its size reads; an output may take the place of an input of its size that dies at
+the same kernel and of which the kernel reads only the entry that it writes. Measured against Inductor's own wrapper in
+docs/decisions/0002.
 """
 
 from __future__ import annotations
@@ -120,6 +121,10 @@ Allocated = tuple[dict[int, int], dict[int, int], dict[int, int]]
 """By storage: the slot at which it is born, the last slot that touches it, its size. Storages come as they are born."""
 Elsewhere = dict[int, Set[int]]
 """By slot, the storages of which its kernel reads other entries than the one that it writes: it cannot replace them."""
+Within = dict[int, tuple[int, Set[int]]]
+"""By slot of a pointwise value that is written for its readers: the only slot whose step reads it, itself where none
+does yet, NOWHERE where several do; and the storages that its own step reads."""
+NOWHERE = -1
 
 
 def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int]) -> tuple[Allocated, Elsewhere]:
@@ -141,7 +146,7 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
     """As Inductor allocates: values that are inlined get no buffer, and their readers read what they read."""
     held = [values[value] for value in program.values]
     kinds = [value.kind for value in held]
-    readers, wanted = _wanted(kinds, program)
+    readers, wanted = _wanted(held, program)
     births: dict[int, int] = {}
     last: dict[int, int] = {}
     size: dict[int, int] = {}
@@ -149,6 +154,7 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
     elsewhere: Elsewhere = {}
     inlined: Elsewhere = {}  # the same of slots that are inlined
     heavy: set[int] = set()  # the slots into which a heavy function is inlined
+    within: Within = {}
     through: list[int | frozenset[int]] = list(storage_of)  # the storage, or storages, that a reader of the slot reads
     for slot in range(program.inputs):
         if storage_of[slot] == slot:
@@ -192,7 +198,41 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
                 last[reads] = slot
             else:
                 last.update(dict.fromkeys(reads, slot))
+        if within or (kind == "pointwise" and slot not in wanted and value.entries):
+            _note_readers(within, slot, _each([through[read] for read in sources]), slot not in wanted)
+    _merge(held, within, found, elsewhere)
     return found, elsewhere
+
+
+def _note_readers(within: Within, slot: int, sources: set[int], unwanted: bool) -> None:
+    """Note that a slot's step reads storages, and the slot itself where it is written for its readers alone."""
+    for read in sources.intersection(within):
+        reader, reads = within[read]
+        within[read] = (slot if reader in (read, slot) else NOWHERE, reads)
+    if unwanted:
+        within[slot] = (slot, sources)
+
+
+def _merge(held: Sequence[Value], within: Within, found: Allocated, elsewhere: Elsewhere) -> None:
+    """Take out the storages of values that one kernel makes and reads: it keeps each entry in a register."""
+    births, last, size = found
+    runs: dict[int, int] = {}  # by value that is taken out, the slot whose kernel makes it
+    for slot, (reader, sources) in reversed(within.items()):
+        barred = elsewhere.get(reader, NOTHING)
+        kinds = {held[slot].kind, held[reader].kind}
+        if reader in (slot, NOWHERE) or kinds != {"pointwise"} or held[reader].entries != held[slot].entries:
+            continue
+        if not held[slot].entries or slot not in births:
+            continue
+        if slot in barred or (reader not in births and reader not in runs):
+            continue
+        runs[slot] = at = runs.get(reader, reader)
+        for storages in found:
+            del storages[slot]
+        for read in sources:
+            last[read] = max(last.get(read, at), at)
+        if moved := elsewhere.pop(slot, NOTHING):
+            elsewhere[at] = moved | elsewhere.get(at, NOTHING)
 
 
 def _moved(
@@ -246,13 +286,15 @@ def _together(through: Sequence[int | frozenset[int]], sources: Sequence[int]) -
     return found.pop() if len(found) == 1 else frozenset(found)
 
 
-def _wanted(kinds: Sequence[str], program: Program) -> tuple[Counter[int], set[int]]:
-    """By slot, how many steps read it; and the slots that steps which fuse with nothing read, maybe through views."""
+def _wanted(held: Sequence[Value], program: Program) -> tuple[Counter[int], set[int]]:
+    """By slot, how many steps read it; and the slots that are written for steps which fuse with nothing, maybe through
+    views, or for a view by strides.
+    """
     readers = Counter(itertools.chain.from_iterable(program.reads))
     wanted = {*program.outputs, *program.settled, *(slot for slot, _ in program.until)}
-    for slot in range(len(kinds) - 1, program.inputs - 1, -1):
-        kind = kinds[slot]
-        if kind in ALONE or (kind == "view" and slot in wanted):
+    for slot in range(len(held) - 1, program.inputs - 1, -1):
+        kind = held[slot].kind
+        if kind in ALONE or (kind == "view" and (slot in wanted or held[slot].strided)):
             wanted.update(program.reads[slot])
     return readers, wanted
 
@@ -282,6 +324,9 @@ def _usage(
     in_place: dict[int, int] = {}
     for slot in sorted(born.intersection(dying)) if fused else ():
         if births.get(slot) == slot and values[program.values[slot]].kind in ("pointwise", "reduction"):
+            if values[program.values[slot]].twice and slot not in program.settled:
+                usage[slot] += size[slot]
+                continue
             barred = elsewhere.get(slot, NOTHING)
             alike = (
                 s for s in dying[slot] if s != slot and size[s] == size[slot] and s not in copied and s not in barred
@@ -302,10 +347,12 @@ def written(values: Sequence[Value], program: Program) -> set[int]:
 
 def surely_written(values: Sequence[Value], program: Program, fused: bool) -> set[int]:
     """The values that are written to memory in a program, and in every program that adds readers to it."""
-    kinds = [values[value].kind for value in program.values]
-    _, wanted = _wanted(kinds, program)
+    held = [values[value] for value in program.values]
+    _, wanted = _wanted(held, program)
     return {
         value
         for slot, value in enumerate(program.values)
-        if slot >= program.inputs and kinds[slot] != "view" and (not fused or slot in wanted or kinds[slot] in BUFFERS)
+        if slot >= program.inputs
+        and held[slot].kind != "view"
+        and (not fused or slot in wanted or held[slot].kind in BUFFERS)
     }

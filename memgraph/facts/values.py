@@ -82,6 +82,16 @@ class Value:
     expanded: bool = False
     """Whether it is pointwise, and an operator that fuses with nothing reads it through a view with more entries;
     or it is a mask that is read for more entries."""
+    called: bool = False
+    """Whether it is what an operator with several outputs returns, which Inductor calls by itself."""
+    entries: int = 0
+    """How many it has; 0 where it is no tensor."""
+    strided: bool = False
+    """Whether it is a view by strides: Inductor writes what it views to memory."""
+    regrouped: bool = False
+    """Whether it is a gradient of which convolutions read a view, channels last."""
+    twice: bool = False
+    """Whether Inductor, by itself, writes such a gradient as it is, and a copy of it channels last."""
     scratch: int = 0
     """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""

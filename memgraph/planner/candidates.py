@@ -100,10 +100,11 @@ class Candidates:
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
-        # A plan of ours settles sums of gradients, what they add, and masks and what is read in a larger size that the
-        # backward computes again (schedule.py). In a graph without them, the set that Inductor saves is its own choice.
+        # A plan of ours settles sums of gradients, what they add, gradients that Inductor writes twice, and masks and
+        # what is read in a larger size that the backward computes again (schedule.py). In a graph without them, the set
+        # that Inductor saves is its own choice.
         again = ((v.masks or v.expanded) and i in base.recomputed for i, v in enumerate(facts.values))
-        settled = itertools.chain((v.accumulates or v.early for v in facts.values), again)
+        settled = itertools.chain((v.accumulates or v.early or v.twice for v in facts.values), again)
         if not any(settled):
             self._seen[frozenset(base.saved), copies] = self.stock
 

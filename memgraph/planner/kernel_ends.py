@@ -78,7 +78,7 @@ def _ends(facts: JointFacts, program: Program, swept: Sweep, level: int, limit: 
 def _ends_functions(values: Sequence[Value], i: int) -> bool:
     """Whether a value is made by an operator that is called by itself.
 
-    One with several outputs may be a reduction (the maximum of a row, and its place): it counts as one. If it is not,
-    a kernel may end right behind it, where it ends anyway.
+    Of those with several outputs one may be a reduction (the maximum of a row, and its place), which is not.
     """
-    return values[i].kind == "extern" and all(values[read].kind != "tuple" for read in values[i].inputs)
+    value = values[i]
+    return value.called or (value.kind == "extern" and all(values[read].kind != "tuple" for read in value.inputs))

@@ -102,8 +102,8 @@ def make_schedule(
     one, and so is a mask that is drawn again and read by several steps. By itself Inductor adds products one by one,
     and makes one kernel of all other additions, until which all that they add stays live; and of a mask it writes the
     random numbers, which take more bytes. So is a value that an operator reads in a larger size: Inductor would write
-    it in that. And a product that a sum adds to what comes later is computed in its place; by itself Inductor computes
-    it with the sum.
+    it in that; and a gradient that convolutions read channels last: Inductor may write it twice. And a product that a
+    sum adds to what comes later is computed in its place; by itself Inductor computes it with the sum.
 
     fused: what is not settled is as Inductor does it; else as the FX interpreter does.
 

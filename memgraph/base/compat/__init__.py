@@ -108,6 +108,7 @@ from memgraph.base.compat.optimizers import (
 )
 from memgraph.base.compat.partition import (
     backward_inputs,
+    depthwise_backward_copies,
     donate_nothing,
     extract_forward_backward,
     must_recompute,
@@ -197,6 +198,7 @@ __all__ = [
     "config_fingerprint",
     "copy_graph",
     "default_store",
+    "depthwise_backward_copies",
     "donate_nothing",
     "draw_late",
     "enters_autocast",

@@ -45,6 +45,16 @@ def prefers_channels_last(forward: Any) -> bool:
     return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
 
 
+def depthwise_backward_copies() -> bool:
+    """Whether the backward of a depthwise 2-d convolution on the CPU reads a copy of its image.
+
+    So it is on 2.13; 2.11 and 2.15 leave it as it lies (measured).
+    """
+    import torch
+
+    return (2, 13) <= torch.__version__ < (2, 15)
+
+
 def backward_inputs(joint: Any) -> list[Any]:
     """The inputs of a joint graph that only its backward gets, in the backward's order: tangents, seeds, states."""
     from torch._functorch.partitioners import _is_backward_state, _is_bwd_seed_offset, _is_tangent

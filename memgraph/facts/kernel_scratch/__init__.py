@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from memgraph.facts.kernel_scratch.known import Kernels, current, for_compilation, for_dry_run, looking_up
 from memgraph.facts.kernel_scratch.machine import fingerprint
-from memgraph.facts.kernel_scratch.nodes import has_rule, of_node, of_operator
+from memgraph.facts.kernel_scratch.nodes import has_rule, is_called, of_node, of_operator
 
 __all__ = [
     "Kernels",
@@ -19,6 +19,7 @@ __all__ = [
     "for_compilation",
     "for_dry_run",
     "has_rule",
+    "is_called",
     "looking_up",
     "of_node",
     "of_operator",

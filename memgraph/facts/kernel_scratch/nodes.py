@@ -19,7 +19,8 @@ from memgraph.runtime import tile_ops
 # Operators without a kernel of ATen's: memgraph's own, whose scratch the runtime knows, Inductor's, which write in
 # place, and those that run a body.
 _NONE = ("memgraph::", "inductor::", "higher_order::")
-_CONVOLUTION = "aten::convolution"
+# The operands of a convolution that Inductor lays out anew, the first of its arguments.
+_CONVOLUTIONS = {"aten::convolution": 2, "aten::convolution_backward": 3}
 
 
 def of_operator(
@@ -48,14 +49,37 @@ def of_node(node: fx.Node, device: str) -> int:
         return _shards(*map(described, node.args[-2:]), on_cuda=device == "cuda")
     if name == "memgraph::shard_sum":
         return _sum(described(node.args[1]), on_cuda=device == "cuda")
+    if not is_called(node, device):
+        return 0
+    args, copies = node.args, 0
+    if device == "cpu" and name in _CONVOLUTIONS:
+        args, copies = _as_laid_out(args, _CONVOLUTIONS[name])
+    return current().bytes_of(node.target, args, node.kwargs, node, device) + copies
+
+
+def is_called(node: fx.Node, device: str) -> bool:
+    """Whether a node's operator is a kernel of torch's, which Inductor calls by itself."""
+    name = qualified_name(node.target) if node.op == "call_function" else ""
     if not name or name.startswith(_NONE) or family(node.target) != "extern":
-        return 0
-    if not has_rule(node.target, device) and not compat.falls_back(node.target):
-        return 0
-    args = list(node.args)
-    if device == "cpu" and name == _CONVOLUTION and len(described(args[1]).size) > 3:  # as Inductor lays them out there
-        args[:2] = [described(arg).channels_last() for arg in args[:2]]
-    return current().bytes_of(node.target, args, node.kwargs, node, device)
+        return False
+    return has_rule(node.target, device) or compat.falls_back(node.target)
+
+
+def _as_laid_out(args: Sequence[Any], operands: int) -> tuple[Sequence[Any], int]:
+    """The arguments of a convolution as Inductor hands them to its kernel on the CPU, and the bytes of a copy for that.
+
+    Its 2-d convolutions are channels last. torch 2.13 orders what a backward reads by the strides of the weight, and
+    those of a depthwise one, with a single channel to a filter, say little: the gradient is contiguous then, and the
+    image a copy with its rows fastest, its channels next (torch/_inductor/kernel/conv.py, conv_bwd_weight_layout).
+    """
+    laid_out = [described(arg) for arg in args[:operands]]
+    if len(laid_out[1].size) != 4:
+        return args, 0
+    if operands == 3 and laid_out[2].size[1] == 1 and compat.depthwise_backward_copies():
+        gradient, image, weight = laid_out
+        last = tuple(reversed(range(4)))
+        return (gradient.laid_out(last), image.laid_out((3, 1, 2, 0)), weight.laid_out(last), *args[3:]), image.nbytes
+    return (*(operand.channels_last() for operand in laid_out), *args[operands:]), 0
 
 
 def _sum(part: Operand, *, on_cuda: bool) -> int:

@@ -49,8 +49,12 @@ class Operand:
 
     def channels_last(self) -> Operand:
         """The same elements with the second dimension fastest."""
+        return self.laid_out((1, *reversed(range(2, len(self.size))), 0))
+
+    def laid_out(self, dims: Sequence[int]) -> Operand:
+        """The same elements without gaps, the first of `dims` fastest."""
         stride, step = [0] * len(self.size), 1
-        for dim in (1, *reversed(range(2, len(self.size))), 0):
+        for dim in dims:
             stride[dim], step = step, step * self.size[dim]
         return dataclasses.replace(self, stride=tuple(stride))
 
