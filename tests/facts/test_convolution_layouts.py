@@ -15,7 +15,7 @@ from memgraph.facts.copied import read_channels_last
 from memgraph.facts.kernel_scratch import nodes
 from memgraph.planner.candidates import Candidates
 from tests.support.graphs import capture_module
-from tests.support.models.unet import Block
+from tests.support.models.unet import GROUPS, Block
 
 aten = torch.ops.aten
 
@@ -69,7 +69,9 @@ def test_the_backward_of_a_convolution_is_asked_for_as_inductor_calls_it(groups,
         assert asked.strides == [(192, 24, 4, 1), (192, 4, 32, 1), (9, 9, 3, 1)]
         assert found == image.meta["val"].nbytes
     else:
-        last = [tensor.to(memory_format=torch.channels_last).stride() for tensor in map(torch.empty, ((2, 8, 6, 4),) * 2)]
+        last = [
+            tensor.to(memory_format=torch.channels_last).stride() for tensor in map(torch.empty, ((2, 8, 6, 4),) * 2)
+        ]
         few = 8 // groups
         assert asked.strides == [*last, (9 * few, 1, 3 * few, few)]
         assert found == 0
@@ -117,11 +119,14 @@ def test_gradients_are_found_that_convolutions_read_channels_last():
 
 
 class Residual(nn.Module):
-    """Blocks of a U-Net with group norms, whose gradients convolutions read through views."""
+    """The end of a U-Net: the gradient of its last block is made in the groups of a norm, and two convolutions read it."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(Block(width, 2 * width), Block(2 * width, 2 * width))
+        end = nn.GroupNorm(GROUPS, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1)
+        self.blocks = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), Block(width, 2 * width), Block(2 * width, width), *end
+        )
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.blocks(x),)
@@ -157,7 +162,7 @@ def grouped() -> nn.Module:
 @pytest.mark.inductor
 @pytest.mark.slow
 @pytest.mark.parametrize("make, width", [(depthwise, 8), (grouped, 8), (Residual, 16)])
-@pytest.mark.parametrize("share", [None, 0.6])
+@pytest.mark.parametrize("share", [None, 0.85])
 def test_the_sweep_is_what_inductor_allocates(make, width, share):
     torch.manual_seed(0)
     module, x = make(), torch.randn(4, width, 32, 32)
@@ -172,4 +177,4 @@ def test_the_sweep_is_what_inductor_allocates(make, width, share):
     read = memgraph.report()
     assert read.source_of_peak == "inductor wrapper"
     lowered = read.predicted_peak - read.baseline
-    assert 0.98 * lowered <= swept.predicted_peak - swept.baseline <= 1.1 * lowered
+    assert 0.98 * lowered <= swept.predicted_peak - swept.baseline <= 1.02 * lowered

@@ -137,3 +137,22 @@ def test_each_function_keeps_the_bound_where_an_end_can_help_and_each_end_helps(
     for one in ends:
         without = [run for run in functions(facts, *sides, ends - {one}) if run]
         assert any(held + born > limit and held > stands for run in without for held, stands, born in run)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_an_operator_with_several_outputs_that_is_called_by_itself_ends_a_function(called):
+    """A convolution's backward, whose gradients a reduction and a value entry by entry read: no end before these."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("y", "extern", 0, at=1, size=64, seconds=1.0),
+        value("dy", "tangent", at=2, size=64),
+        value("s", "reduction", 1, 2, at=3, size=60),
+        value("both", "tuple", 3, at=4, size=0, called=called),
+        value("dx", "getitem", 4, at=5, size=60),
+        value("r", "reduction", 5, at=6, size=60),
+        value("dw", "extern", 6, at=7, size=8),
+    ]
+    facts = JointFacts(tuple(values), (1,), (3, 4, 5, 6, 7), (1,), (7,), frozenset((1,)), ("0",))
+    candidate = Candidates(facts).stock
+    ends = kernel_ends(facts, candidate, candidate.peak)
+    assert [end.before for end in ends if end.phase == "backward"] == ([] if called else ["r"])
