@@ -1,4 +1,4 @@
-"""What the sweep knows of convolutions that Inductor computes channels last: scratch, gradients, values within kernels."""
+"""What the sweep knows of convolutions that Inductor lays out channels last: scratch, gradients, their copies."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_gradients_are_found_that_convolutions_read_channels_last():
 
 
 class Residual(nn.Module):
-    """The end of a U-Net: the gradient of its last block is made in the groups of a norm, and two convolutions read it."""
+    """The end of a U-Net: the gradient of its last block is made in a norm's groups, and two convolutions read it."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
