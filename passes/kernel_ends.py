@@ -33,6 +33,8 @@ def kernel_ends(split: Split, plan: Plan) -> Rewritten[Split]:
 def _ended(split: Split, phase: Phase, plan: Plan) -> fx.GraphModule:
     module: fx.GraphModule = compat.copy_graph(split.forward if phase == "forward" else split.backward)
     nodes = {node.name: node for node in module.graph.nodes}
+    parts = module.graph.find_nodes(op="call_function", target=torch.ops.memgraph.part.default)
+    nodes |= {part.args[0].name: part for part in parts}  # what is written of a part of a gradient (settle.py)
     for end in plan.kernel_ends:
         if end.phase != phase:
             continue

@@ -34,6 +34,13 @@ Gradients that convolutions read channels last, through a view:
     before:  d = sum(...) [1, 8, 4, 256]; conv_backward(view(d, [1, 32, 16, 16]), ...)      d, and a copy channels last
     after:   d* = sum(...); conv_backward(view(d*, ...), ...)      in memory as the convolution before it left its input
 
+Parts of a gradient, where the forward joined a skip to what comes from below:
+
+    before:  d = ...; conv_backward(slice(d, 0, 64), ...); ...; skip + slice(d, 64, 128)      d is written, and waits
+    after:   p* = slice(d, 0, 64); q* = slice(d', 64, 128); conv_backward(p*, ...); ...; skip + q*      q* alone waits
+
+(d' computes what d does. Neither is written.)
+
 Products that a sum adds to what is computed later, such as the head's part of the gradient of weights that it
 shares with the embedding:
 
@@ -44,11 +51,15 @@ shares with the embedding:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import torch
 from torch import fx
 
+import memgraph.runtime  # noqa: F401  registers the operator
 from memgraph.base import compat
+from memgraph.facts.parts import SLICE
+from memgraph.facts.views import is_view
 from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan
 
@@ -59,16 +70,38 @@ def settle(split: Split, plan: Plan) -> Rewritten[Split]:
     if plan.stock or not missing:
         return Rewritten(split, modified=False)
     backward = compat.copy_graph(split.backward)
-    for node in backward.graph.nodes:
+    for node in list(backward.graph.nodes):
         if node.name in missing:
             if node.target is torch.ops.aten.mm.default:
                 _hide(node)
+            elif node.target is SLICE:
+                _write_alone(node, plan.settled)
             else:
                 compat.write_to_memory(node)
             missing.discard(node.name)
     if missing:
         raise ValueError(f"the plan writes {', '.join(sorted(missing)[:5])}, which the backward does not hold")
     return Rewritten(dataclasses.replace(split, backward=backward), modified=True)
+
+
+def _write_alone(part: fx.Node, settled: Collection[str]) -> None:
+    """Have a part of a gradient written by itself. It gets a whole of its own, which then has one reader.
+
+    A whole with several readers Inductor may write for them, all of it.
+    """
+    graph, whole = part.graph, [part.args[0]]
+    while is_view(whole[-1]):
+        whole.append(whole[-1].all_input_nodes[0])
+    if len(whole[0].users) > 1 and whole[-1].name not in settled:
+        own: dict[fx.Node, fx.Node] = {}
+        with graph.inserting_before(part):
+            for node in reversed(whole):
+                own[node] = graph.node_copy(node, lambda read: own.get(read, read))
+        part.update_arg(0, own[whole[0]])
+    with graph.inserting_after(part):
+        written = graph.call_function(torch.ops.memgraph.part.default, (part,))
+    written.meta = dict(part.meta)
+    part.replace_all_uses_with(written, delete_user_cb=lambda reader: reader is not written)
 
 
 def _hide(product: fx.Node) -> None:

@@ -183,6 +183,7 @@ def lower(
             compat.lower_transfers()
             compat.lower_shards()
             compat.lower_kernel_ends()
+            compat.lower_parts()
         origins.clear()
         loading: contextlib.AbstractContextManager[list[compat.Wrapper]] = contextlib.nullcontext([])
         if not loaded and device == "cpu":

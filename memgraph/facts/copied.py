@@ -59,7 +59,9 @@ def _is_pointwise_on_cpu(node: fx.Node) -> bool:
 def _views(node: fx.Node) -> list[fx.Node]:
     """The views of a node that a convolution's backward reads as its gradient, and that are not channels last."""
     found = []
-    for view in filter(is_view, node.users):
+    for view in node.users:
+        if not is_view(view) or view.target is torch.ops.aten.slice.Tensor:  # read as it lies: not copied
+            continue
         backward = torch.ops.aten.convolution_backward.default
         if any(user.target is backward and user.args[0] is view for user in view.users):
             found += [view] if _is_laid_out_anew(view.meta.get("val")) else []

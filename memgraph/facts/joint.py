@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memgraph.base.sizes import round_up
 from memgraph.facts import regions
 from memgraph.facts.actions import CheckpointTag, Fixed, FixedKind, Pin, Recompute, RegionInput, Save
 from memgraph.facts.bodies import NodeReader
@@ -26,6 +27,7 @@ from memgraph.facts.forward_order import order_of_forward
 from memgraph.facts.gradient_sums import early_products, gradient_sums
 from memgraph.facts.labels import label_of, source_of
 from memgraph.facts.operators import family, lies_on_the_host, twice_is_wrong
+from memgraph.facts.parts import parts_of_gradients
 from memgraph.facts.values import Value, is_backward_input
 from memgraph.facts.views import is_view
 from memgraph.machine.hardware import Hardware
@@ -59,6 +61,12 @@ class JointFacts:
     """Inputs of which Inductor saves a copy in another layout, if the backward reads them."""
     alike: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Layers of the forward that are to be planned alike: by class, by layer, its values, which correspond by place."""
+
+    @property
+    def interpreted(self) -> JointFacts:
+        """The same for the FX interpreter, which copies no input, and writes the whole of a gradient in any case."""
+        values = tuple(dataclasses.replace(value, part=0) if value.part else value for value in self.values)
+        return dataclasses.replace(self, copied=frozenset(), values=values)
 
     # What follows is asked for once for each of some hundred candidates.
 
@@ -99,9 +107,9 @@ class JointFacts:
 
     @functools.cached_property
     def settled(self) -> frozenset[int]:
-        """Sums of a gradient, products that they add to what comes later, what an operator reads in a larger size, and
-        gradients that convolutions read channels last."""
-        return frozenset(i for i, v in enumerate(self.values) if v.accumulates or v.early or v.expanded or v.regrouped)
+        """Sums of a gradient, products that they add to what comes later, what an operator reads in a larger size,
+        gradients that convolutions read channels last, and parts of gradients."""
+        return frozenset(i for i, v in enumerate(self.values) if v.is_settled)
 
     @functools.cached_property
     def early(self) -> frozenset[int]:
@@ -208,6 +216,7 @@ def _values(
     sums, masks, expanded = gradient_sums(sides.backward), drawn_masks(nodes), read_expanded(nodes)
     expanded |= read_in_larger_kernels(masks)
     early, (regrouped, twice) = early_products(sides.backward), read_channels_last(sides.backward)
+    parts = parts_of_gradients(sides.backward)
     forward = frozenset(sides.forward)
     for place, node in enumerate(nodes):
         value, val = reader.value(node, tangent=node in sides.tangents), node.meta.get("val")
@@ -222,6 +231,7 @@ def _values(
             expanded=node in expanded,
             regrouped=node in regrouped,
             twice=node in twice,
+            part=round_up(logical_bytes(val), reader.granularity) if node in parts else 0,
             movable=movable,
             module=_path(node) if node in forward else "",
             source=source_of(node),

@@ -50,7 +50,8 @@ class Program:
     """The inputs that Inductor copies into another layout as the program begins; the copies live on after it."""
     settled: frozenset[int] = frozenset()
     """The slots that are written to memory whatever reads them: sums of a gradient, so that its parts are freed; masks,
-    so that the random numbers that they are made of are freed; and what an operator reads in a larger size."""
+    so that the random numbers that they are made of are freed; what an operator reads in a larger size; and parts of a
+    gradient, so that the whole is not written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Sweep:
 
 def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     """Add up what is allocated while a program runs.  fused: which of the two models (see above)."""
-    storage_of = _storages(values, program)
+    storage_of = _storages(values, program, program.settled if fused else NOTHING)
     (births, last, size), elsewhere = (_allocated if fused else _interpreted)(values, program, storage_of)
     if program.copied and len(program.values) > program.inputs:
         births.update(dict.fromkeys((storage_of[slot] for slot in program.copied), program.inputs))
@@ -94,14 +95,16 @@ def sweep(values: Sequence[Value], program: Program, fused: bool) -> Sweep:
     return Sweep(tuple(storage_of), size, births, deaths, usage, in_place)
 
 
-def _storages(values: Sequence[Value], program: Program) -> list[int]:
-    """The slot that owns the bytes of each slot: views share, everything else owns its own."""
+def _storages(values: Sequence[Value], program: Program, settled: Set[int]) -> list[int]:
+    """The slot that owns the bytes of each slot: views share unless they are written, everything else owns its own."""
     owner: list[int] = []
     of_input: dict[int, int] = {}
     for slot, value in enumerate(program.values):
         facts = values[value]
         if slot < program.inputs:
             owner.append(of_input.setdefault(facts.storage, slot))
+        elif facts.part and slot in settled:
+            owner.append(slot)
         elif facts.kind == "view" or (facts.storage != value and facts.kind != "symbol"):
             owner.append(_viewed(values, program, slot, owner))
         else:
@@ -146,6 +149,8 @@ def _allocated(values: Sequence[Value], program: Program, storage_of: list[int])
     """As Inductor allocates: values that are inlined get no buffer, and their readers read what they read."""
     held = [values[value] for value in program.values]
     kinds = [value.kind for value in held]
+    for slot in filter(lambda slot: held[slot].part, program.settled):
+        kinds[slot] = "pointwise"  # a kernel writes it; elsewhere it is a view
     readers, wanted = _wanted(held, program)
     births: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -254,7 +259,8 @@ def _born(values: Sequence[Value], program: Program, slot: int, found: Allocated
     value, reads = program.values[slot], program.reads[slot]
     births[slot] = last[slot] = slot
     # A saved view keeps all of what it views alive.
-    size[slot] = values[values[value].storage if slot < program.inputs else value].bytes
+    owner = values[values[value].storage if slot < program.inputs else value]
+    size[slot] = owner.part if owner.part and slot in program.settled else owner.bytes
     # The operator allocates all its outputs; those that nothing reads die there.
     if len(reads) == 1 and reads[0] in births and values[program.values[reads[0]]].kind == "tuple":
         births[slot] = reads[0]
@@ -294,7 +300,9 @@ def _wanted(held: Sequence[Value], program: Program) -> tuple[Counter[int], set[
     wanted = {*program.outputs, *program.settled, *(slot for slot, _ in program.until)}
     for slot in range(len(held) - 1, program.inputs - 1, -1):
         kind = held[slot].kind
-        if kind in ALONE or (kind == "view" and (slot in wanted or held[slot].strided)):
+        if held[slot].part and slot in program.settled:  # made from a whole of its own
+            readers.subtract(program.reads[slot])
+        elif kind in ALONE or (kind == "view" and (slot in wanted or held[slot].strided)):
             wanted.update(program.reads[slot])
     return readers, wanted
 

@@ -92,6 +92,8 @@ class Value:
     """Whether it is a gradient of which convolutions read a view, channels last."""
     twice: bool = False
     """Whether Inductor, by itself, writes such a gradient as it is, and a copy of it channels last."""
+    part: int = 0
+    """Of a slice of a gradient that is written by itself where it is settled: its bytes; else 0."""
     scratch: int = 0
     """The bytes that its operator holds beyond its outputs while it runs: kernel scratch, or a body's own values."""
     module: str = ""
@@ -104,6 +106,11 @@ class Value:
     def inlinable(self) -> bool:
         """Whether a fused operator or a view makes it, which may run twice: a reader can make it anew."""
         return self.kind in ("view", "pointwise", "symbol") and not self.fixed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a plan has it written to memory in the backward, whatever reads it."""
+        return self.accumulates or self.early or self.expanded or self.regrouped or self.part > 0
 
     def pinned(self, kind: type[Action]) -> bool:
         """Whether a pin asks for an action of this kind."""

@@ -90,7 +90,7 @@ class Candidates:
 
     def __init__(self, facts: JointFacts, *, fused: bool = True, copies: Copies = Copies.OF_HELD) -> None:
         """fused: sweep as Inductor allocates; else as the FX interpreter does.  copies: the default of `of`."""
-        facts = facts if fused else dataclasses.replace(facts, copied=frozenset())  # the interpreter copies nothing
+        facts = facts if fused else facts.interpreted
         self.facts, self.fused, self.copies = facts, fused, copies
         base = make_schedule(facts, facts.stock_saved, copies, settle=False, fused=fused)
         self.stock_time = self._seconds(base)
@@ -100,11 +100,11 @@ class Candidates:
         self.stock = dataclasses.replace(self.evaluate(base), stock=True)
         """Inductor's own choice."""
         self._seen: dict[tuple[frozenset[int], Copies], Candidate] = {}
-        # A plan of ours settles sums of gradients, what they add, gradients that Inductor writes twice, and masks and
-        # what is read in a larger size that the backward computes again (schedule.py). In a graph without them, the set
-        # that Inductor saves is its own choice.
+        # A plan of ours settles sums of gradients, what they add, gradients that Inductor writes twice, parts of
+        # gradients, and masks and what is read in a larger size that the backward computes again (schedule.py). In a
+        # graph without them, the set that Inductor saves is its own choice.
         again = ((v.masks or v.expanded) and i in base.recomputed for i, v in enumerate(facts.values))
-        settled = itertools.chain((v.accumulates or v.early or v.twice for v in facts.values), again)
+        settled = itertools.chain((v.accumulates or v.early or v.twice or v.part for v in facts.values), again)
         if not any(settled):
             self._seen[frozenset(base.saved), copies] = self.stock
 

@@ -1,10 +1,10 @@
 """The operators that a compiled graph calls, for copies to host memory or disk and back, and for shards.
 
-Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, those of `tile_ops`, and
-`kernel_end`.
+Importing this registers the operators `torch.ops.memgraph.{offload,reload}_{start,finish}`, those of `tile_ops`,
+`kernel_end` and `part`.
 """
 
-from memgraph.runtime import kernel_end, tile_ops, transfer_ops
+from memgraph.runtime import kernel_end, part, tile_ops, transfer_ops
 from memgraph.runtime.layout import Layout, span
 from memgraph.runtime.process import (
     Reservation,
@@ -31,6 +31,7 @@ __all__ = [
     "gpudirect_refusal",
     "host_pool",
     "kernel_end",
+    "part",
     "prepare",
     "release",
     "room",

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR
+from memgraph.verify.frame import owner_of
 from memgraph.verify.operators import CALLED, RNG_WRAPPERS, SYMBOLIC, describe, schema_of, target_name
 from memgraph.verify.terms import Term
 from memgraph.verify.walk import Numbered
@@ -164,24 +165,13 @@ def _returned_by(where: str, name: str, body: fx.GraphModule) -> list[str]:
     for value in body.graph.output_node().args[0]:
         if not isinstance(value, fx.Node):
             continue
-        owner = _owner(value)
+        owner = owner_of(value)
         if value.op == "placeholder":
             breaches.append(f"the {where}'s body {name} returns its own input {value.name}")
         elif owner in owners:
             breaches.append(f"the {where}'s body {name} returns the memory of {owners[owner].name} again: {value.name}")
         owners.setdefault(owner, value)
     return breaches
-
-
-def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory a node of a body shows, by the schemas of its operators."""
-    while node.op == "call_function" and (views := schema_of(node.target).views):
-        position, name = views[0]
-        shown = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-        if not isinstance(shown, fx.Node):
-            return node
-        node = shown
-    return node
 
 
 def _called(where: str, name: str, body: fx.GraphModule, calls: Sequence[fx.Node]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from memgraph.verify.frame import Effect, Frame, Storage, argument_at
+from memgraph.verify.frame import Effect, Frame, Storage, operands_at
 from memgraph.verify.operators import Schema, takes_random_numbers, target_name
 from memgraph.verify.terms import Form, Term
 
@@ -65,10 +65,7 @@ def effect(frame: Frame, node: fx.Node, schema: Schema, arguments: FrozenArgumen
     history.effects.append(Effect(term, call, frame.caller or node, frame.where, side))
     result: tuple[Term, Storage] = term, node
     for position, name in schema.writes:
-        written = argument_at(node, position, name)
-        for operand in written if isinstance(written, (list, tuple)) else [written]:
-            if not isinstance(operand, fx.Node):
-                continue
+        for operand in operands_at(node, position, name):
             before = frame.values[operand].unwritten
             history.writes[before.root] = term
             if side != "backward":

@@ -88,6 +88,17 @@ class Frame:
                 live.add(node)
         return live
 
+    @functools.cached_property
+    def overwrites(self) -> bool:
+        """Whether an operator writes to memory that is no input's."""
+        calls = (node for node in self.module.graph.nodes if node.op == "call_function")
+        written = ((call, *argument) for call in calls for argument in schema_of(call.target).writes)
+        return any(owner_of(operand).op != "placeholder" for write in written for operand in operands_at(*write))
+
+    def stays(self, node: fx.Node) -> bool:
+        """Whether the graph itself allocates what a node shows, and nothing writes to it later: a copy is the same."""
+        return isinstance(self.storages[node], fx.Node) and not self.overwrites
+
     def body(self, node: fx.Node) -> Any:
         """The body that a call is given, None if it is given none."""
         for argument in node.args[:2]:
@@ -102,3 +113,19 @@ class Frame:
 def argument_at(node: fx.Node, position: int, name: str) -> Any:
     """An argument of a call, wherever it is given."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name)
+
+
+def operands_at(node: fx.Node, position: int, name: str) -> list[fx.Node]:
+    """The nodes that an argument of a call is, or that it lists."""
+    given = argument_at(node, position, name)
+    return [each for each in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(each, fx.Node)]
+
+
+def owner_of(node: fx.Node) -> fx.Node:
+    """The node whose memory a node shows, by the schemas of its operators."""
+    while node.op == "call_function" and (views := schema_of(node.target).views):
+        shown = argument_at(node, *views[0])
+        if not isinstance(shown, fx.Node):
+            return node
+        node = shown
+    return node

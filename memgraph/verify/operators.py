@@ -33,6 +33,7 @@ _PURE_NAMESPACES = ("aten::", "prims::", "quantized_decomposed::")
 _PURE_OPERATORS = {
     "flex_lib::zeros_and_scatter",
     "memgraph::kernel_end",
+    "memgraph::part",
     "memgraph::poison",
     "memgraph::shard_add",
     "memgraph::shard_product",
@@ -119,6 +120,8 @@ class Schema:
     """Whether it returns the argument that it writes to."""
     transfer: bool = False
     """Whether it starts or finishes a copy to another tier or back."""
+    copies: bool = False
+    """Whether it returns what it is given, in memory of its own."""
 
 
 @functools.cache
@@ -151,6 +154,7 @@ def schema_of(target: Any) -> Schema:
         tuple(writes),
         returns_written=bool(writes) and bool(returned),
         transfer=name in _TRANSFERS,
+        copies=name == "memgraph::part",
     )
 
 

@@ -123,6 +123,8 @@ def _call(frame: Frame, node: fx.Node) -> tuple[Term, Storage]:
         return copy(frame, node), node
     if node.target is torch.ops.aten.detach.default:  # no graph here has an autograd of its own: it is what it detaches
         return frame.values[node.args[0]], frame.storages[node.args[0]]
+    if schema.copies and frame.stays(node.args[0]):
+        return frame.values[node.args[0]], node
     return _operator(frame, node, schema)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base.errors import VerifyError
 from memgraph.verify.rewrite import NumberedJoint, snapshot, verify_graph
 from memgraph.verify.terms import Terms
@@ -205,3 +206,40 @@ def test_nested_regions_are_numbered_through():
     except VerifyError as error:  # torch's own bodies may return inputs and memory twice; nothing else may be wrong
         known = ("returns its own input", "returns the memory of")
         assert all(any(what in breach for what in known) for breach in error.breaches)
+
+
+# --- parts ----------------------------------------------------------------------------------------------
+
+
+def cut(written: str, owner: str) -> fx.GraphModule:
+    """Half of what `owner` names, read after a write to what `written` names."""
+    graph = fx.Graph()
+    nodes = {"input": graph.placeholder("x")}
+    nodes["whole"] = graph.call_function(aten.mul.Tensor, (nodes["input"], 2.0))
+    nodes["other"] = graph.call_function(aten.mul.Tensor, (nodes["input"], 3.0))
+    shown = graph.call_function(aten.slice.Tensor, (nodes[owner], 1, 0, 4))
+    if written:
+        graph.call_function(aten.zero_.default, (nodes[written],))
+    made = graph.call_function(aten.add.Tensor, (shown, 1.0))
+    graph.output((made, nodes["other"]))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(4, 4 if node in (shown, made) else 8)
+    return fx.GraphModule(nn.Module(), graph)
+
+
+@pytest.mark.parametrize("owner", ["whole", "input"])
+@pytest.mark.parametrize("written", ["", "whole", "other", "input"])
+def test_a_part_is_the_view_where_nothing_writes_to_it(written, owner):
+    before = cut(written, owner)
+    verify_graph(before, snapshot(before), pass_name="copy")
+    after = snapshot(before)
+    (shown,) = calls(after, "aten.slice")
+    with after.graph.inserting_after(shown):
+        part = after.graph.call_function(torch.ops.memgraph.part.default, (shown,))
+    part.meta = dict(shown.meta)
+    shown.replace_all_uses_with(part, delete_user_cb=lambda reader: reader is not part)
+    if owner == "whole" and written in ("", "input"):
+        verify_graph(before, after, pass_name="settle")
+    else:  # of an input the caller may hold another view
+        with pytest.raises(VerifyError, match="is not the value"):
+            verify_graph(before, after, pass_name="settle")

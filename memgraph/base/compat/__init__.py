@@ -81,6 +81,7 @@ from memgraph.base.compat.inductor import (
 from memgraph.base.compat.lowerings import (
     WRITTEN,
     lower_kernel_ends,
+    lower_parts,
     lower_shards,
     lower_transfers,
     write_to_memory,
@@ -243,6 +244,7 @@ __all__ = [
     "logger_of_fake_tensors",
     "looks_up_seed",
     "lower_kernel_ends",
+    "lower_parts",
     "lower_shards",
     "lower_transfers",
     "lowering_settings",

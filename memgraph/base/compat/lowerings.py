@@ -93,6 +93,31 @@ def lower_kernel_ends() -> None:
     register_lowering(operator, type_promotion_kind=None)(kernel_end)
 
 
+def lower_parts() -> None:
+    """Teach Inductor about the operator that gives a part memory of its own: a kernel that writes it.
+
+    In a graph whose convolutions run channels last, an image is written so: else the first of them would copy it.
+    """
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+    operator = torch.ops.memgraph.part.default
+    if operator in lowerings:
+        return
+
+    def part(x: Any) -> Any:
+        size = list(x.get_size())
+        written = ir.Pointwise.create(device=x.get_device(), dtype=x.get_dtype(), inner_fn=x.make_loader(), ranges=size)
+        written.realize()
+        if V.graph.layout_opt and len(size) == 4:
+            written = ir.ExternKernel.require_channels_last(written)
+        return written
+
+    register_lowering(operator, type_promotion_kind=None)(part)
+
+
 def lower_shards() -> None:
     """Teach Inductor to put shards together in place: each of a chain of operators writes into its first argument.
 
