@@ -331,8 +331,9 @@ def _usage(
     usage = list(itertools.accumulate(change[:slots]))
     in_place: dict[int, int] = {}
     for slot in sorted(born.intersection(dying)) if fused else ():
-        if births.get(slot) == slot and values[program.values[slot]].kind in ("pointwise", "reduction"):
-            if values[program.values[slot]].twice and slot not in program.settled:
+        made = values[program.values[slot]]
+        if births.get(slot) == slot and (made.kind in ("pointwise", "reduction") or made.part):
+            if made.twice and slot not in program.settled:
                 usage[slot] += size[slot]
                 continue
             barred = elsewhere.get(slot, NOTHING)

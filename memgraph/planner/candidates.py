@@ -31,6 +31,7 @@ from memgraph.planner.narrows import Narrow, read_narrows
 from memgraph.planner.needs import Needs
 from memgraph.planner.queues import Move
 from memgraph.planner.schedule import Schedule, Unschedulable, make_schedule
+from memgraph.planner.wholes import copied_parts, write_wholes
 
 # A graph of more values than this is large: a sweep of it takes long, and every search tries less.
 LARGE = 4_000
@@ -92,6 +93,7 @@ class Candidates:
         """fused: sweep as Inductor allocates; else as the FX interpreter does.  copies: the default of `of`."""
         facts = facts if fused else facts.interpreted
         self.facts, self.fused, self.copies = facts, fused, copies
+        self._parts = any(value.part for value in facts.values)
         base = make_schedule(facts, facts.stock_saved, copies, settle=False, fused=fused)
         self.stock_time = self._seconds(base)
         """Seconds that Inductor's own choice recomputes, and writes what would not be written otherwise."""
@@ -123,17 +125,21 @@ class Candidates:
 
     def evaluate(self, schedule: Schedule) -> Candidate:
         """Sweep a schedule."""
-        forward = sweep(self.facts.values, schedule.forward, self.fused)
-        backward = sweep(self.facts.values, schedule.backward, self.fused)
+        values = self.facts.values
+        forward, backward = (sweep(values, side, self.fused) for side in (schedule.forward, schedule.backward))
+        if self._parts:
+            program, backward = write_wholes(values, schedule.backward, backward)
+            schedule = dataclasses.replace(schedule, backward=program)
         peak = max(forward.peak, _carried(schedule, forward) + backward.peak)
         return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self.stock_time)
 
     def _seconds(self, schedule: Schedule) -> float:
-        """Seconds of what is computed again, and of what is written that fusion would not: saved values and masks."""
+        """Seconds of what is computed again, and of what is written that fusion would not: saved values, masks, parts."""
         values, backward = self.facts.values, schedule.backward
         settled = (values[backward.values[slot]] for slot in backward.settled)
         written = sum(value.hold for value in settled if value.masks)
-        return sum(schedule.seconds) + sum(values[i].hold for i in schedule.saved) + written
+        copied = sum(values[i].hold for i in copied_parts(values, backward)) if self._parts else 0.0
+        return sum(schedule.seconds) + sum(values[i].hold for i in schedule.saved) + written + copied
 
     @functools.cached_property
     def savable(self) -> tuple[int, ...]:

@@ -51,4 +51,6 @@ def price_fusion(facts: JointFacts, hardware: Hardware) -> JointFacts:
             fuse(i, hold=values[i].hold)
         elif values[i].kind == "pointwise":
             write(i)
+        elif values[i].part:  # where its whole is written as well
+            values[i] = dataclasses.replace(values[i], hold=2 * values[i].part / hardware.memory_bandwidth)
     return dataclasses.replace(facts, values=tuple(values))
