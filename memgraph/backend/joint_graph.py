@@ -102,6 +102,11 @@ class Planning:
         planner = self.known[cut.shards]
         return _Variant(cut, planner.facts, planner.sending(self.tiers))
 
+    def thorough(self, cut: Cut) -> _Variant:
+        """The same, once the lowest peak of the graph so cut has been looked for longer."""
+        self.known[cut.shards] = self.known[cut.shards].thorough()
+        return self.variant(cut)
+
     def _planner(self, cut: Cut) -> Planner:
         options, joint = self.options, cut.split.joint
         facts = read_joint(
@@ -187,7 +192,8 @@ class Planning:
         fitting = [choice for choice in choices if choice.fits]
         if fitting:
             return min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak))
-        return min(choices, key=lambda choice: choice.candidate.peak + choice.beside)
+        closest = min(choices, key=lambda choice: choice.candidate.peak + choice.beside)
+        return self.best_of(self.thorough(closest.variant.cut), wanted)
 
     def best_of(self, variant: _Variant, wanted: int | None) -> Choice:
         """The fastest candidate of a variant that fits, or that which reaches least."""

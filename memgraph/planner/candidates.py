@@ -134,7 +134,7 @@ class Candidates:
         return Candidate(schedule, forward, backward, peak, self._seconds(schedule) - self.stock_time)
 
     def _seconds(self, schedule: Schedule) -> float:
-        """Seconds of what is computed again, and of what is written that fusion would not: saved values, masks, parts."""
+        """Seconds of what is computed again, and of what fusion would not write: saved values, masks, copied parts."""
         values, backward = self.facts.values, schedule.backward
         settled = (values[backward.values[slot]] for slot in backward.settled)
         written = sum(value.hold for value in settled if value.masks)
@@ -145,6 +145,15 @@ class Candidates:
     def savable(self) -> tuple[int, ...]:
         """Values that may be saved and from which the backward's reads come."""
         return tuple(i for i in needed_values(self.facts) if self.may_save(i))
+
+    @functools.cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """By value, the values of the forward that read it."""
+        found: dict[int, list[int]] = {}
+        for i in self.facts.forward:
+            for read in self.facts.values[i].inputs:
+                found.setdefault(read, []).append(i)
+        return found
 
     # What follows is asked for by each linear program of the graph.
 

@@ -108,9 +108,9 @@ def copied(candidates: Candidates, base: Candidate, bound: int) -> Candidate:
     return min([base, *(c for c in found if c is not None and c.peak <= bound)], key=by_time)
 
 
-def sweeps(facts: JointFacts) -> int:
-    """How many candidates one polish may sweep."""
-    return max(LEAST, EFFORT // max(1, len(facts.values)))
+def sweeps(facts: JointFacts, effort: int = EFFORT) -> int:
+    """How many candidates one polish may sweep.  effort: how many values all its sweeps may visit together."""
+    return max(LEAST, effort // max(1, len(facts.values)))
 
 
 def worth_saving(candidates: Candidates, base: Candidate) -> list[int]:

@@ -84,6 +84,7 @@ class Planner:
             Offloader(self.candidates, offload, recompute=recompute) if offload is not None and offload.tiers else None
         )
         self.away = self._relaxed_with_tiers()
+        self._is_thorough = False
 
     def sending(self, tiers: Tiers) -> Planner:
         """The same planner with these tiers; both share what depends on no tier."""
@@ -256,9 +257,22 @@ class Planner:
     def _swept(self) -> list[Candidate]:
         return [] if self.uniform is None else [candidate for _, candidate in self.uniform.found]
 
+    def thorough(self) -> Planner:
+        """The same planner, which has looked longer for the lowest peak by save and recompute alone."""
+        if self._is_thorough:
+            return self
+        found = copy.copy(self)
+        found._is_thorough = True
+        found.__dict__["_lowest"] = min(self._lowest, self._searched(thorough=True), key=by_peak)
+        return found
+
     @functools.cached_property
     def _lowest(self) -> Candidate:
         """The lowest peak by save and recompute alone."""
+        return self._searched()
+
+    def _searched(self, *, thorough: bool = False) -> Candidate:
+        """The same.  thorough: as of `lowest`."""
         if self.uniform is None:
             return self.stock
         found = [self.stock, *(candidate for _, candidate in self.uniform.swept)]
@@ -267,7 +281,7 @@ class Planner:
         for candidate in sorted(found, key=by_peak):
             starts.setdefault(candidate.schedule.copies, candidate)
         most = 1 if len(self.facts.values) > LARGE else len(starts)
-        found_lowest = lowest(self.candidates, itertools.islice(starts.values(), most))
+        found_lowest = lowest(self.candidates, list(itertools.islice(starts.values(), most)), thorough=thorough)
         return polish.filled(self.candidates, found_lowest, found_lowest.peak)
 
     def _kept(self, uniform: UniformChoices, bound: int) -> Candidate | None:

@@ -3,8 +3,8 @@
     dx = norm's dx + skip's dx      of both halves, each of its own half:      norm's, skip's and both halves at once
                                     dx in place of the skip's, then halves:    norm's and dx; then dx and both halves
 
-A part that is made from a whole of its own cannot take the place of what it is made of, which stands until the last part
-is written. The whole can, but is written and read once more. So it is written where its parts would make the peak.
+A part that is made from a whole of its own cannot take the place of what it is made of, which stands until the last
+part is written. The whole can, but is written and read once more. So it is written where its parts would make the peak.
 """
 
 from __future__ import annotations
