@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from memgraph.facts.joint import JointFacts
 from memgraph.planner import lowest as search
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.lowest import lowest
 from memgraph.planner.polish import changes
 from memgraph.planner.solve import Planner
-from tests.support.facts import SETTINGS, chain, graphs
+from tests.support.facts import SETTINGS, chain, graphs, value
 
 
 def candidates_of(*sizes: int, fused: bool = False) -> Candidates:
@@ -91,3 +92,33 @@ def test_inductors_own_choice_as_a_plan_saves_the_same_and_is_written_anew(facts
     assert planner.stock.stock and not ours.stock
     assert ours.schedule.saved == planner.stock.schedule.saved
     assert ours.schedule.recomputed == planner.stock.schedule.recomputed
+
+
+def test_a_thorough_search_saves_what_is_made_of_a_value_instead(large):
+    """The skip waits for the last operator, beside a large value; the join that is made of it goes with the first."""
+    values = [
+        value("x", "primal", at=0, size=8),
+        value("skip", "extern", 0, at=1, size=50, seconds=1.0),
+        value("join", "extern", 1, at=2, size=60, seconds=1.0),
+        value("y", "extern", 2, at=3, size=8, seconds=1.0),
+        value("dz", "tangent", at=4, size=8),
+        value("first", "extern", 4, 2, at=5, size=8, seconds=1.0),
+        value("large", "extern", 5, at=6, size=80, seconds=1.0),
+        value("next", "extern", 6, at=7, size=8, seconds=1.0),
+        value("last", "extern", 7, 1, at=8, size=8, seconds=1.0),
+    ]
+    facts = JointFacts(tuple(values), (1, 2, 3), (5, 6, 7, 8), (3,), (8,), frozenset((1,)), ("0",))
+    candidates = Candidates(facts, fused=False, copies=Copies.NONE)
+    start = saving(candidates, 1)
+    assert lowest(candidates, [start]).peak == start.peak
+    found = lowest(candidates, [start], thorough=True)
+    assert found.peak < start.peak and found.schedule.saved == (0, 2)
+
+
+@given(graphs())
+@SETTINGS
+def test_who_has_looked_longer_goes_no_higher_and_looks_once(facts):
+    planner = Planner(facts)
+    thorough = planner.thorough()
+    assert thorough.smallest().peak <= planner.smallest().peak
+    assert thorough.thorough() is thorough
