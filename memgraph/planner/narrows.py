@@ -54,6 +54,12 @@ class Narrows:
     def __init__(self, facts: JointFacts, moments: Moments) -> None:
         self.facts, self.moments = facts, moments
         self.place = {i: place for place, i in enumerate(facts.backward)}
+        self.part_of: dict[int, int] = {}
+        """By part of a gradient, and by view of one, that part: it has memory of its own in every plan."""
+        for i in facts.backward:
+            value = facts.values[i]
+            if value.part or (value.kind == "view" and value.inputs and value.inputs[0] in self.part_of):
+                self.part_of[i] = i if value.part else self.part_of[value.inputs[0]]
 
     def fullest(self, most: int, tried: int) -> list[int]:
         """Of the `most` fullest regions the operator at which most stands; `tried` are looked at in each."""
@@ -80,12 +86,16 @@ class Narrows:
     def _widest(self, place: int) -> int:
         """Bytes above which what the moments count, and the operator's own inputs, do not come."""
         reads = {root for root in self.roots(self.facts.backward[place]) if not self.counted(root, place)}
-        return int(self.moments.backward[place]) + sum(self.facts.values[root].bytes for root in reads)
+        return int(self.moments.backward[place]) + sum(map(self.size, reads))
+
+    def size(self, root: int) -> int:
+        """The bytes of a storage."""
+        return self.facts.values[root].part or self.facts.values[root].bytes
 
     def roots(self, i: int) -> set[int]:
         """The storages that an operator reads."""
         values = self.facts.values
-        found = {values[read].storage for read in values[i].inputs}
+        found = {self.part_of.get(read, values[read].storage) for read in values[i].inputs}
         return {root for root in found if values[root].kind not in NOT_COUNTED}
 
     def counted(self, storage: int, place: int) -> bool:
@@ -131,7 +141,7 @@ class _Network:
 
         ready: whether a storage is in memory; None where the walk ends without it.
         """
-        narrows, values = self.narrows, self.narrows.facts.values
+        narrows = self.narrows
         sink, source = 0, 1
         pending = [(root, sink) for i in operators for root in narrows.roots(i)]
         while pending:
@@ -149,7 +159,7 @@ class _Network:
             exists = narrows.before(root, self.at)
             if exists:
                 self.seen.add(root)
-            size = (0 if root in self.free else values[root].bytes) if exists else -1
+            size = (0 if root in self.free else narrows.size(root)) if exists else -1
             self.edges.add((inside, inside + 1, size))
             if there:
                 self.edges.add((source, inside, -1))

@@ -6,6 +6,9 @@ import pytest
 
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate, Candidates
+from memgraph.planner.moments import read_moments
+from memgraph.planner.narrows import Narrows
+from memgraph.planner.solve import Planner
 from tests.support.facts import value
 
 HALF = 60
@@ -67,3 +70,11 @@ def test_a_whole_is_not_written_where_that_does_not_help():
 def test_the_fx_interpreter_writes_every_whole_and_no_part():
     found = Candidates(joins(1), fused=False).of(frozenset())
     assert found is not None and not found.schedule.backward.settled and found.seconds == 0
+
+
+def test_the_bound_counts_a_part_and_not_its_whole():
+    facts = joins(1)
+    late = next(i for i, v in enumerate(facts.values) if v.name == "late0")
+    narrow = Narrows(facts, read_moments(facts, fused=True)).at(facts.backward.index(late))
+    assert narrow.bytes == HALF
+    assert Planner(facts).bounds.smallest() <= planned(facts).peak
