@@ -148,14 +148,11 @@ def _interpreted(values: Sequence[Value], program: Program, storage_of: list[int
 def _allocated(values: Sequence[Value], program: Program, storage_of: list[int]) -> tuple[Allocated, Elsewhere]:
     """As Inductor allocates: values that are inlined get no buffer, and their readers read what they read."""
     held = [values[value] for value in program.values]
-    kinds = [value.kind for value in held]
-    for slot in filter(lambda slot: held[slot].part, program.settled):
-        kinds[slot] = "pointwise"  # a kernel writes it; elsewhere it is a view
+    parts = {slot for slot in program.settled if held[slot].part}  # a kernel writes them; elsewhere they are views
+    kinds = ["pointwise" if slot in parts else value.kind for slot, value in enumerate(held)]
     readers, wanted = _wanted(held, program)
-    births: dict[int, int] = {}
-    last: dict[int, int] = {}
-    size: dict[int, int] = {}
-    found = births, last, size
+    found: Allocated = ({}, {}, {})
+    last = found[1]
     elsewhere: Elsewhere = {}
     inlined: Elsewhere = {}  # the same of slots that are inlined
     heavy: set[int] = set()  # the slots into which a heavy function is inlined
