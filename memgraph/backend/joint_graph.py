@@ -102,10 +102,9 @@ class Planning:
         planner = self.known[cut.shards]
         return _Variant(cut, planner.facts, planner.sending(self.tiers))
 
-    def thorough(self, cut: Cut) -> _Variant:
-        """The same, once the lowest peak of the graph so cut has been looked for longer."""
-        self.known[cut.shards] = self.known[cut.shards].thorough()
-        return self.variant(cut)
+    def thorough(self, variant: _Variant) -> _Variant:
+        """The same, with a planner that looks longer."""
+        return dataclasses.replace(variant, planner=variant.planner.thorough())
 
     def _planner(self, cut: Cut) -> Planner:
         options, joint = self.options, cut.split.joint
@@ -191,9 +190,19 @@ class Planning:
             shards = more
         fitting = [choice for choice in choices if choice.fits]
         if fitting:
-            return min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak))
+            return self.looked_on(min(fitting, key=lambda choice: (choice.seconds, choice.candidate.peak)), wanted)
         closest = min(choices, key=lambda choice: choice.candidate.peak + choice.beside)
-        return self.best_of(self.thorough(closest.variant.cut), wanted)
+        return self.best_of(self.thorough(closest.variant), wanted)
+
+    def looked_on(self, found: Choice, wanted: int | None) -> Choice:
+        """The choice, or a faster one of its variant where it may be far from the best."""
+        alone = not self.bound.others and self.bound.offer is None
+        if wanted is None or not alone:
+            return found
+        if not found.variant.planner.may_be_far(found.candidate, wanted - self.bound.margin):
+            return found
+        longer = self.best_of(self.thorough(found.variant), wanted)
+        return longer if longer.fits and longer.seconds < found.seconds else found
 
     def best_of(self, variant: _Variant, wanted: int | None) -> Choice:
         """The fastest candidate of a variant that fits, or that which reaches least."""

@@ -23,12 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memgraph.planner.candidates import Candidate, Candidates, by_peak
-from memgraph.planner.polish import EFFORT, changes, may_drop, sweeps, worth_saving
+from memgraph.planner.polish import EFFORT, THOROUGH, changes, may_drop, sweeps, worth_saving
 
 # In a larger graph only changes at the peak are tried: of all there are more than the sweeps that it may have.
 SMALL = 500
-# What a thorough search may visit (polish.EFFORT): some seconds on one core.
-THOROUGH = 16 * EFFORT
 # A value this much smaller than what it is made of does not count as that in another form (a statistic of a norm).
 NEXT = 0.25
 

@@ -100,9 +100,18 @@ class Offloader:
         """Seconds that a step takes longer, at least, if so many bytes leave: what leaves lowers a peak by no more."""
         return min((tier.taken(size) for tier in self.tiers.tiers), default=0.0) if size > 0 else 0.0
 
-    def _changed(self, best: Candidate | None, bases: Sequence[Candidate], bound: int) -> Candidate | None:
-        """The fastest candidate found near the best one and near the bases; of small graphs."""
-        left = polish.sweeps(self.facts)
+    def further(
+        self, best: Candidate, bound: int, pool: Sequence[Candidate], more: Sequence[Candidate] = ()
+    ) -> Candidate:
+        """The fastest candidate found near the best and the bases, by many more sweeps.  pool, more: as of `best`."""
+        changed = self._changed(best, self._bases(pool, more), bound, polish.THOROUGH)
+        return best if changed is None or changed is best else self._lighter(changed, bound)
+
+    def _changed(
+        self, best: Candidate | None, bases: Sequence[Candidate], bound: int, effort: int = polish.EFFORT
+    ) -> Candidate | None:
+        """The fastest candidate found near the best one and near the bases.  effort: as of `polish.sweeps`."""
+        left = polish.sweeps(self.facts, effort)
         starts = list(bases) if best is None else [best, *bases]
         tried: set[tuple[frozenset[int], Copies]] = set()
         while starts:

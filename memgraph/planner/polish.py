@@ -31,6 +31,8 @@ Units = Callable[[Candidate], list[frozenset[int]]]
 
 # How many values all sweeps of one polish may visit together: about a second on one core.
 EFFORT = 60_000
+# The same where no plan fits, or where the best one may be far from the best there is.
+THOROUGH = 16 * EFFORT
 # Sweeps that a polish of a large graph may make all the same.
 LEAST = 16
 

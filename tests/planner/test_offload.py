@@ -182,3 +182,25 @@ def test_exchanges_of_a_large_graph_are_made_as_they_are_tried():
     found = offloader.best(candidates.stock.peak // 2, [])
     assert found is not None and found.moves
     assert candidates.savable.looked_at <= polish.sweeps(facts)
+
+
+def test_who_looks_longer_finds_what_leaves_more_cheaply(monkeypatch):
+    """Where a plan may be far from the best, more of what is near it is tried."""
+    sizes = [90, 10, 70, 30, 110, 50, 20, 80, 40, 60, 100, 15]
+    facts = chain([((n,), size, 1e-6 * (1 + n % 3), True, "") for n, size in enumerate(sizes)], regions=4)
+    movable = tuple(dataclasses.replace(value, movable=value.kind == "extern") for value in facts.values)
+    facts = dataclasses.replace(facts, values=movable)
+    monkeypatch.setattr(polish, "sweeps", lambda facts, effort=polish.EFFORT: 400 if effort > polish.EFFORT else 1)
+    monkeypatch.setattr(solve, "SMALL", 0)
+    monkeypatch.setattr(solve, "FAR", 0.0)
+    planner = Planner(facts, fused=False, offload=Tiers((Tier("host", 5e7, 5e7, drag=0.4, each=2e-7),)))
+    gained = 0
+    for bound in range(planner.smallest().peak, planner.stock.peak, 30):
+        short, longer = planner.best(bound), planner.thorough().best(bound)
+        assert short is not None and longer is not None
+        assert longer.peak <= bound and longer.seconds <= short.seconds + 1e-12
+        if longer.seconds < short.seconds - 1e-9:
+            gained += 1
+            assert planner.may_be_far(short, bound)  # what is faster proves it
+    assert gained
+    assert not planner.may_be_far(planner.stock, planner.stock.peak)
