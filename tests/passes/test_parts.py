@@ -15,7 +15,7 @@ from memgraph.planner.candidates import Candidates
 from memgraph.planner.decisions import KernelEnd, Plan
 from tests.support.graphs import capture_module
 from tests.support.harness import Eager, gradients
-from tests.support.models.unet import UNet
+from tests.support.models.unet import GROUPS, Block, UNet
 
 aten = torch.ops.aten
 SIDE = 16
@@ -182,20 +182,30 @@ def test_a_planned_step_changes_no_bit():
     assert all(torch.equal(one, other) for one, other in zip(stock, planned, strict=True))
 
 
+class Joined(nn.Module):
+    """One join, as on the way up of a U-Net: the block that reads it adds a convolution of it."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.start, self.below = nn.Conv2d(4, width, 3, padding=1), Block(width, width)
+        self.up = Block(2 * width, width)
+        self.end = nn.Sequential(nn.GroupNorm(GROUPS, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
+
+    def forward(self, image):
+        x = self.start(image)
+        return self.end(self.up(torch.cat([self.below(x), x], dim=1))).square().mean()
+
+
 @pytest.mark.inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.6, 0.45])
+@pytest.mark.parametrize("share", [0.75, 0.65])
 def test_inductor_frees_them_one_by_one(share):
     torch.manual_seed(0)
-    module, (image, noise) = Loss(16), images(64, 1)
-
-    def loss(image, noise):
-        return module(image, noise)[0]
-
+    module, image = Joined(), torch.randn(1, 4, 64, 64)
     options = {"budget": share, "cache": False, "offload": False, "tile": False}
-    swept = memgraph.plan(loss, image, noise, options=options)
-    torch.compile(loss, backend="memgraph", options=options)(image, noise).backward()
+    swept = memgraph.plan(module, image, options=options)
+    torch.compile(module, backend="memgraph", options=options)(image).backward()
     read = memgraph.report()
-    assert read.source_of_peak == "inductor wrapper"
+    assert read.source_of_peak == "inductor wrapper" and read.attempts == 1
     planned, lowered = swept.predicted_peak - swept.baseline, read.predicted_peak - read.baseline
-    assert 0.95 * lowered <= planned <= 1.05 * lowered
+    assert 0.98 * lowered <= planned <= 1.02 * lowered
