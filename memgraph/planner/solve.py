@@ -278,7 +278,7 @@ class Planner:
 
     def thorough(self) -> Planner:
         """The same planner, which looks longer for the lowest peak by save and recompute alone, and for what leaves."""
-        if self._is_thorough:
+        if self._is_thorough or len(self.facts.values) <= SMALL:  # of a small graph much has been tried
             return self
         found = copy.copy(self)
         found._is_thorough = True

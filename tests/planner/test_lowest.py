@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hypothesis import given
 
 from memgraph.facts.joint import JointFacts
 from memgraph.planner import lowest as search
+from memgraph.planner import solve
 from memgraph.planner.candidates import Candidate, Candidates
 from memgraph.planner.copies import Copies
 from memgraph.planner.lowest import lowest
@@ -119,6 +122,9 @@ def test_a_thorough_search_saves_what_is_made_of_a_value_instead(large):
 @SETTINGS
 def test_who_has_looked_longer_goes_no_higher_and_looks_once(facts):
     planner = Planner(facts)
-    thorough = planner.thorough()
+    assert planner.thorough() is planner  # of a small graph
+    with mock.patch.object(solve, "SMALL", 0):
+        thorough = planner.thorough()
+    assert thorough is not planner
     assert thorough.smallest().peak <= planner.smallest().peak
     assert thorough.thorough() is thorough
