@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks import machine
-from tests.families.trial import reached
+from tests.families.trial import level, reached
 
 Result = dict[str, Any]
 FINE = "right"
@@ -120,7 +120,7 @@ def _cell(row: dict[str, Any] | None, minimum: dict[int, dict[str, Any]]) -> str
         return "**failed**"
     text = _size(row["above"])
     if row["budget"] is not None:
-        text += f" of {_size(row['budget'] - row['baseline'])}"
+        text += f" of {_size(row['budget'] - level(row))}"
     return f"**{text}**" if row["failure"] else text
 
 

@@ -39,7 +39,8 @@ Parts of a gradient, where the forward joined a skip to what comes from below:
     before:  d = ...; conv_backward(slice(d, 0, 64), ...); ...; skip + slice(d, 64, 128)      d is written, and waits
     after:   p* = slice(d, 0, 64); q* = slice(d', 64, 128); conv_backward(p*, ...); ...; skip + q*      q* alone waits
 
-(d' computes what d does. Neither is written, unless the plan settles d too: then p and q are cut out of it.)
+(d' computes what d does. Neither is written, unless the plan settles d too: then p and q are cut out of it, and on the
+CPU the plan has kernels end before the first, `Plan.kernel_ends`.)
 
 Products that a sum adds to what is computed later, such as the head's part of the gradient of weights that it
 shares with the embedding:
@@ -62,8 +63,6 @@ from memgraph.facts.parts import SLICE
 from memgraph.facts.views import is_view
 from memgraph.passes.graphs import Rewritten, Split
 from memgraph.planner.decisions import Plan
-
-END = torch.ops.memgraph.kernel_end.default
 
 
 def settle(split: Split, plan: Plan) -> Rewritten[Split]:
@@ -91,9 +90,8 @@ def _write_alone(part: fx.Node, settled: Collection[str]) -> None:
     graph, whole = part.graph, [part.args[0]]
     while is_view(whole[-1]):
         whole.append(whole[-1].all_input_nodes[0])
-    if whole[-1].name in settled:
-        _end_behind(whole[-1], part)
-    elif len(whole[0].users) > 1:  # a whole with several readers Inductor may write for them, all of it
+    # A whole with several readers Inductor may write for them, all of it.
+    if whole[-1].name not in settled and len(whole[0].users) > 1:
         own: dict[fx.Node, fx.Node] = {}
         with graph.inserting_before(part):
             for node in reversed(whole):
@@ -103,14 +101,6 @@ def _write_alone(part: fx.Node, settled: Collection[str]) -> None:
         written = graph.call_function(torch.ops.memgraph.part.default, (part,))
     written.meta = dict(part.meta)
     part.replace_all_uses_with(written, delete_user_cb=lambda reader: reader is not written)
-
-
-def _end_behind(whole: fx.Node, part: fx.Node) -> None:
-    """On the CPU, end the kernel that writes a whole before its first part is: the function would hold it all."""
-    if whole.meta["val"].device.type != "cpu" or any(user.target is END for user in whole.users):
-        return
-    with part.graph.inserting_before(part):
-        part.graph.call_function(END, ([whole],)).meta["val"] = None
 
 
 def _hide(product: fx.Node) -> None:

@@ -62,7 +62,7 @@ class Next:
 
     def after(self, missed: Attempt, limit: int) -> Next | None:
         """The bound after an attempt that reached more than the limit; None where nothing is left to try."""
-        if self.functions and not self.bound.kernel_ends and missed.planned.ends:
+        if self.functions and not self.bound.kernel_ends and missed.planned.more_ends:
             return dataclasses.replace(self, bound=dataclasses.replace(self.bound, kernel_ends=True))
         planner_knows_nothing_smaller = missed.planned_for > limit - self.bound.margin
         if planner_knows_nothing_smaller and missed.planned.outlining.by_itself:

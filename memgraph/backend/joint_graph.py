@@ -261,12 +261,17 @@ class Planning:
         wanted = self.bound.above_baseline(plain.planner.stock.peak)
         return plain, wanted, self.choose(plain, wanted)
 
-    def ends(self, choice: Choice, wanted: int | None) -> tuple[KernelEnd, ...]:
-        """Where kernels end so that no function holds more than the bound.  wanted: its bytes above the baseline."""
+    def ends(self, choice: Choice, wanted: int | None, everywhere: bool) -> tuple[KernelEnd, ...]:
+        """Where kernels end: wherever no function shall hold more than the bound, or only where they must.
+
+        wanted: the bound's bytes above the baseline.
+        """
         if self.given is not None:
             return replayed_ends(self.given)
-        if choice.candidate.stock:
+        if choice.candidate.stock or self.hardware.device != "cpu":
             return ()
+        if not everywhere:
+            return kernel_ends(choice.variant.facts, choice.candidate)
         limit = 0 if wanted is None or self.bound.last else wanted - self.bound.margin
         return kernel_ends(choice.variant.facts, choice.candidate, limit)
 
@@ -282,7 +287,7 @@ class Planning:
             variant.planner.stock,
             self.tiling.decisions(variant.cut.shards),
             self.tiers.tiers,
-            self.ends(choice, wanted) if self.bound.kernel_ends or self.given is not None else (),
+            self.ends(choice, wanted, everywhere=self.bound.kernel_ends),
         )
         check = None if variant.cut.before is None else check_split(variant.cut.before, self.options.repeatable)
         split = variant.cut.split
@@ -322,7 +327,7 @@ class Planning:
             dropped=self.dropped,
             unplanned=timeline(plain.facts, plain.planner.stock, Course(plain.facts, plain.planner.stock)),
             unplanned_seconds=plain.seconds,
-            ends=self.ends(choice, wanted),
+            more_ends=self.ends(choice, wanted, everywhere=True) != plan.kernel_ends,
             seconds=choice.seconds,
             offers=self.offers(variant, chosen) if self.bound.offers and self.given is None else (),
             full=full,

@@ -10,7 +10,7 @@ from memgraph.facts.identity import Identity
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.course import Course, timeline
-from memgraph.planner.decisions import KernelEnd, Plan, Refusal, Timeline
+from memgraph.planner.decisions import Plan, Refusal, Timeline
 from memgraph.planner.outlining import Outlining
 from memgraph.planner.queues import Tier
 from memgraph.planner.solve import Planner
@@ -52,8 +52,8 @@ class Planned:
     """Bytes above the baseline that the plan was made for, by the sweep; None for no bound."""
     untiled: JointFacts | None = None
     """Facts of the graph without tiles; None where that is the graph as it was planned."""
-    ends: tuple[KernelEnd, ...] = ()
-    """Where kernels would have to end so that no function of C++ holds more than that."""
+    more_ends: bool = False
+    """Whether kernels could end in more places, so that no function of C++ holds more than that."""
     outlining: Outlining = Outlining()
     """Which layers became bodies."""
     identity: Identity | None = None

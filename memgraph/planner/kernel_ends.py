@@ -9,11 +9,14 @@ reads and writes stands until it returns:
     here:      e* | w*      a kernel ends before w: one function reads s and writes e, the next reads e and writes w
 
 A kernel ends before a value that would take a function over the bound, where something that the function holds would be
-gone by then. What ends there is not read from cache by what follows, so where the bound has room nothing ends.
+gone by then. What ends there is not read from cache by what follows, so where the bound has room nothing ends. But
+behind a gradient that is written as a whole one always does: the function would hold it, its parts, and what it is made
+of (wholes.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from memgraph.facts.joint import JointFacts
@@ -21,13 +24,17 @@ from memgraph.facts.liveness import Program, Sweep
 from memgraph.facts.values import Value
 from memgraph.planner.candidates import Candidate
 from memgraph.planner.decisions import KernelEnd, Phase, node_name
+from memgraph.planner.wholes import first_parts
 
 # What is at most this share of the bound is no reason to end a kernel: the sums and maxima of rows, say.
 SMALL = 1 / 256
 
 
-def kernel_ends(facts: JointFacts, candidate: Candidate, limit: int) -> tuple[KernelEnd, ...]:
-    """Where kernels of a candidate's programs end, in their order.  limit: bytes above the baseline."""
+def kernel_ends(facts: JointFacts, candidate: Candidate, limit: float = math.inf) -> tuple[KernelEnd, ...]:
+    """Where kernels of a candidate's programs end, in their order.
+
+    limit: bytes above the baseline that no function may hold; with none, kernels end behind wholes alone.
+    """
     limit, schedule = max(limit, candidate.peak), candidate.schedule
     forward, backward = schedule.forward, schedule.backward
     steps = iter(schedule.backward_steps)
@@ -48,7 +55,9 @@ def kernel_ends(facts: JointFacts, candidate: Candidate, limit: int) -> tuple[Ke
     )
 
 
-def _ends(facts: JointFacts, program: Program, swept: Sweep, level: int, limit: int) -> Iterator[tuple[int, list[int]]]:
+def _ends(
+    facts: JointFacts, program: Program, swept: Sweep, level: int, limit: float
+) -> Iterator[tuple[int, list[int]]]:
     """The slots before whose values a kernel ends, and those that it has written by then.
 
     level: bytes above the baseline when the program begins.
@@ -61,12 +70,16 @@ def _ends(facts: JointFacts, program: Program, swept: Sweep, level: int, limit: 
         gone[slot] = gone.get(slot, 0) + swept.bytes[storage]
     small, held = limit * SMALL, None  # held: by the function, from its first value on; None between two functions
     behind: list[int] = []  # what the function has written
+    wholes = first_parts(facts.values, program)
     for slot in range(program.inputs, len(program.values)):
         written = born.get(slot, 0)
         if slot in program.loads or _ends_functions(facts.values, program.values[slot]):
             held = None
         elif written:
-            if held is not None and held + written > limit and written > small and held - level > small:
+            if slot in wholes:
+                yield slot, [wholes[slot]]
+                held = None
+            elif held is not None and held + written > limit and written > small and held - level > small:
                 yield slot, behind
                 held = None
             fused = facts.values[program.values[slot]].kind != "tuple"

@@ -38,6 +38,15 @@ def copied_parts(values: Sequence[Value], program: Program) -> list[int]:
     ]
 
 
+def first_parts(values: Sequence[Value], program: Program) -> dict[int, int]:
+    """By slot of the first part that is copied out of a whole that is written, the slot of that whole."""
+    found: dict[int, int] = {}
+    for slot in sorted(program.settled):
+        if values[program.values[slot]].part and (whole := _whole(values, program, slot)) in program.settled:
+            found.setdefault(whole, slot)
+    return {slot: whole for whole, slot in found.items()}
+
+
 def _whole_at_peak(values: Sequence[Value], program: Program, swept: Sweep) -> int | None:
     """The whole of the part that is written at the peak, if it is not written itself."""
     if not program.settled:

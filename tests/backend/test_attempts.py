@@ -8,13 +8,12 @@ from hypothesis import given
 
 from memgraph.backend.attempt import Attempt, Next, plans_of
 from memgraph.backend.budget import Bound
-from memgraph.planner.decisions import KernelEnd
 from memgraph.planner.outlining import Outlining
 
 
-def missed(peak, above, plain, bound=Bound(), carried=0, outlining=Outlining(), ends=()):  # noqa: B008 (they are frozen)
+def missed(peak, above, plain, bound=Bound(), carried=0, outlining=Outlining(), more_ends=False):  # noqa: B008 (they are frozen)
     chosen, plan = types.SimpleNamespace(carried=carried), types.SimpleNamespace(peak=peak)
-    planned = types.SimpleNamespace(plan=plan, plain=plain, chosen=chosen, outlining=outlining, ends=ends)
+    planned = types.SimpleNamespace(plan=plan, plain=plain, chosen=chosen, outlining=outlining, more_ends=more_ends)
     return Attempt(bound, None, planned, {}, None, above, bound.beside(above, carried))
 
 
@@ -36,21 +35,18 @@ def test_the_last_attempt_is_what_is_known_to_fit():
     assert Next(Bound(bytes=1000, margin=3)).final().bound == Bound(bytes=1000, margin=3, last=True)
 
 
-END = KernelEnd("forward", "w", ("e",))
-
-
 def test_on_the_cpu_the_same_plan_is_tried_with_ends_of_kernels_first():
     first = Next(Bound(bytes=1000, margin=3), functions=True)
-    after = first.after(missed(970, 1050, plain=False, ends=(END,)), 1000)
+    after = first.after(missed(970, 1050, plain=False, more_ends=True), 1000)
     assert after == dataclasses.replace(first, bound=dataclasses.replace(first.bound, kernel_ends=True))
-    again = after.after(missed(970, 1010, plain=False, ends=(END,)), 1000)
+    again = after.after(missed(970, 1010, plain=False, more_ends=True), 1000)
     assert again.bound.kernel_ends and again.bound.margin > 3
     assert again.final().bound == dataclasses.replace(again.bound, last=True)
 
 
 def test_without_a_place_to_end_or_on_a_gpu_the_margin_grows_at_once():
-    for first, ends in ((Next(Bound(bytes=1000), functions=True), ()), (Next(Bound(bytes=1000)), (END,))):
-        after = first.after(missed(970, 1050, plain=False, ends=ends), 1000)
+    for first, more in ((Next(Bound(bytes=1000), functions=True), False), (Next(Bound(bytes=1000)), True)):
+        after = first.after(missed(970, 1050, plain=False, more_ends=more), 1000)
         assert after.bound.margin and not after.bound.kernel_ends
 
 
@@ -58,7 +54,7 @@ def test_the_lowest_peak_on_the_cpu_is_one_with_ends_of_kernels():
     """So that each refusal names the same smallest budget, whatever was tried before."""
     assert Next(Bound(bytes=1000), functions=True).final().bound == Bound(bytes=1000, last=True, kernel_ends=True)
     lowest = Next(Bound(bytes=1000, last=True), functions=True)
-    assert lowest.after(missed(990, 1002, plain=False, ends=(END,)), 1000).bound.kernel_ends
+    assert lowest.after(missed(990, 1002, plain=False, more_ends=True), 1000).bound.kernel_ends
 
 
 def test_the_same_plan_with_ends_of_kernels_is_not_another_one():

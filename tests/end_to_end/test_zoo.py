@@ -148,6 +148,14 @@ def test_the_page_counts_what_is_right():
     assert "- tile: no stretch (llama)" in text
 
 
+def test_a_step_of_several_graphs_is_held_against_what_its_budget_allows_that_step():
+    """Not against what it leaves above the baseline of the widest graph, which begins in the middle of the step."""
+    row = {"graphs": 2, "baseline": 900 * 1024, "above": 700 * 1024, "measured": 1000 * 1024, "budget": 1100 * 1024}
+    assert (trial.level(row), trial.reached(row)) == (300 * 1024, 1000 * 1024)
+    assert zoo_page._cell({"failure": ""} | row, {}) == "700 of 800"
+    assert trial.level({**row, "graphs": 1}) == 900 * 1024
+
+
 def test_the_page_says_what_is_wrong():
     broken = measured(above=1100, predicted=1600, failure="100 bytes over the budget")
     dead = {"family": "wan", "kind": "diffusion", "rows": [], "failure": "past the limit of 5 s"}

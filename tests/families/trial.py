@@ -47,7 +47,7 @@ def rows(family: Family) -> Iterator[dict[str, Any]]:
         columns.append((f"{FRACTIONS[-1]:.0%}, all levers", FRACTIONS[-1], levers))
         tried: set[tuple[bool, int]] = set()
         for column, fraction, more in columns:
-            budget = unbound["baseline"] + int(fraction * reference["above"])
+            budget = level(unbound) + int(fraction * reference["above"])
             row = _row(family, column, {"budget": budget} | more, reference)
             yield row
             refused = row.get("refused")
@@ -106,12 +106,17 @@ def _row(family: Family, column: str, options: dict[str, Any], reference: dict[s
     return row | {"failure": "; ".join(_breaches(row, family))}
 
 
-def reached(row: dict[str, Any]) -> int:
-    """The measured peak of a step: of several graphs as it was measured, of one above the baseline of its report.
+def level(row: dict[str, Any]) -> int:
+    """What is allocated when a step begins: of one graph the baseline of its report, of several as it was measured.
 
     The widest of several graphs begins at a level of its own, and its report does not speak of the step.
     """
-    return row["measured"] if row["graphs"] > 1 else row["baseline"] + row["above"]
+    return row["measured"] - row["above"] if row["graphs"] > 1 else row["baseline"]
+
+
+def reached(row: dict[str, Any]) -> int:
+    """The measured peak of a step."""
+    return level(row) + row["above"]
 
 
 def _breaches(row: dict[str, Any], family: Family) -> Iterator[str]:

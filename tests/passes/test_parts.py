@@ -10,7 +10,7 @@ from memgraph.base.errors import VerifyError
 from memgraph.facts.parts import parts_of_gradients, whole_of
 from memgraph.facts.views import is_view
 from memgraph.passes.kernel_ends import kernel_ends
-from memgraph.passes.settle import END, settle
+from memgraph.passes.settle import settle
 from memgraph.planner.candidates import Candidates
 from memgraph.planner.decisions import KernelEnd, Plan
 from tests.support.graphs import capture_module
@@ -18,6 +18,7 @@ from tests.support.harness import Eager, gradients
 from tests.support.models.unet import GROUPS, Block, UNet
 
 aten = torch.ops.aten
+END = torch.ops.memgraph.kernel_end.default
 SIDE = 16
 
 
@@ -111,7 +112,6 @@ def test_each_is_written_from_a_whole_of_its_own_and_no_bit_changes(captured):
 
 
 def test_a_whole_that_is_written_itself_is_not_computed_twice(captured):
-    """Its kernel ends before its parts are cut out: else one function of C++ would hold all that it is made of."""
     some = parts_of(captured)[:2]
     slices = {node.name: node for node in captured.backward.graph.nodes if node.name in some}
     whole = slices[some[0]].args[0]
@@ -120,14 +120,16 @@ def test_a_whole_that_is_written_itself_is_not_computed_twice(captured):
     count = len(calls(captured.backward.graph, whole.target))
     split = captured.split
     alone = settle(split, Plan((), (), settled=some)).graphs.backward.graph
-    assert len(calls(alone, whole.target)) == count + 1 and not calls(alone, END)
-    written = settle(split, Plan((), (), settled=(*some, whole.name))).graphs
+    assert len(calls(alone, whole.target)) == count + 1
+    behind = (KernelEnd("backward", some[0], (whole.name,)),)
+    plan = Plan((), (), settled=(*some, whole.name), kernel_ends=behind)
+    written = kernel_ends(settle(split, plan).graphs, plan).graphs
     graph = written.backward.graph
     assert len(calls(graph, whole.target)) == count
     (end,) = calls(graph, END)
     assert [node.name for node in end.args[0]] == [whole.name]
     assert all(end < part for part in calls(graph, torch.ops.memgraph.part.default))
-    check_split(captured.before, ())(split, written, "settle")
+    check_split(captured.before, ())(split, written, "kernel_ends")
     stock, ours = captured.run(split.forward, split.backward), captured.run(written.forward, written.backward)
     assert all(torch.equal(one, other) for one, other in zip(stock, ours, strict=True) if one is not None)
 
@@ -149,7 +151,7 @@ def test_kernels_end_at_the_part_and_not_at_the_whole(captured):
     before = next(node.name for node in part.users if node.op == "call_function")
     plan = Plan((), (), settled=(name,), kernel_ends=(KernelEnd("backward", before, (name,)),))
     ended = kernel_ends(written, plan).graphs.backward.graph
-    (end,) = calls(ended, torch.ops.memgraph.kernel_end.default)
+    (end,) = calls(ended, END)
     (given,) = end.args[0]
     assert given.target is torch.ops.memgraph.part.default
 

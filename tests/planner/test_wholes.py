@@ -6,6 +6,8 @@ import pytest
 
 from memgraph.facts.joint import JointFacts
 from memgraph.planner.candidates import Candidate, Candidates
+from memgraph.planner.decisions import KernelEnd
+from memgraph.planner.kernel_ends import kernel_ends
 from memgraph.planner.moments import read_moments
 from memgraph.planner.narrows import Narrows
 from memgraph.planner.solve import Planner
@@ -58,6 +60,9 @@ def test_a_whole_takes_the_place_of_one_of_two_that_it_is_made_of(count):
     # Both that it is made of; then the whole and its parts. From wholes of their own all three would stand: 360.
     assert 4 * HALF <= found.backward.peak <= 4 * HALF + 16
     assert found.seconds == pytest.approx(2 * COPY * count)
+    # Else one function of C++ would hold all that a whole is made of.
+    behind = tuple(KernelEnd("backward", f"part{n}_1", (f"whole{n}",)) for n in range(count))
+    assert kernel_ends(facts, found) == behind
 
 
 def test_a_whole_is_not_written_where_that_does_not_help():
@@ -65,6 +70,7 @@ def test_a_whole_is_not_written_where_that_does_not_help():
     found = planned(facts)
     assert settled(facts, found) == {f"part{n}_{k}" for n in range(2) for k in (1, 2)}
     assert 4 * HALF <= found.backward.peak <= 4 * HALF + 16 and found.seconds == 0
+    assert kernel_ends(facts, found) == ()
 
 
 def test_the_fx_interpreter_writes_every_whole_and_no_part():
