@@ -31,6 +31,7 @@ from memgraph.backend.inductor import (
 from memgraph.backend.keeping import with_plan
 from memgraph.backend.outcome import budget_error, build_report, found_again, with_least
 from memgraph.backend.planned import Planned
+from memgraph.backend.planners import Planners
 from memgraph.backend.records import Accepted, Lowest, Record, record_of_lowest
 from memgraph.backend.training import Purpose, TrainingJob, training_job
 from memgraph.backend.tuning import tune
@@ -79,6 +80,7 @@ class Attempts:
         self.kernels = kernel_scratch.for_compilation(
             self.job.budget, self.job.baseline, job.options.cache, self.job.device
         )
+        self.planners = Planners()
         self.unplanned: Timeline | None = None  # what plain Inductor allocates, where that was asked for
 
     def run(self) -> Variant:
@@ -193,7 +195,7 @@ class Attempts:
     def _lowered(self, bound: Bound, kept: Accepted | None) -> Lowered:
         """The graph lowered by a plan for a bound, its kernels not compiled yet."""
         job = self.job
-        partitioner = Partitioner(self.options, job.hardware, bound, job.progress, job.name, job.tiers)
+        partitioner = Partitioner(self.options, job.hardware, bound, job.progress, job.name, job.tiers, self.planners)
         compiled, graphs = lower(job, partitioner, cache=self.options.cache, loaded=False, wanted=True)
         if not partitioner.planned and not graphs and kept is None:  # Inductor's caches know more than the plan store
             compiled, graphs = lower(job, partitioner, cache=False, loaded=False, wanted=True)

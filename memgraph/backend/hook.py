@@ -17,6 +17,7 @@ from memgraph.backend.budget import Bound
 from memgraph.backend.joint_graph import NO_TIERS, plan_partition
 from memgraph.backend.options import Options
 from memgraph.backend.planned import Planned
+from memgraph.backend.planners import Planners
 from memgraph.backend.progress import Progress
 from memgraph.base import compat
 from memgraph.base.fingerprint import source_fingerprint
@@ -41,16 +42,26 @@ class Partitioner(compat.partitioner_base()):  # type: ignore[misc]
         progress: Progress,
         name: str,
         tiers: Tiers = NO_TIERS,
+        planners: Planners | None = None,
     ) -> None:
+        """planners: those of earlier attempts at the same graphs."""
         self.options, self.hardware, self.bound, self.tiers = options, hardware, bound, tiers
-        self.progress, self.name = progress, name
+        self.progress, self.name, self.planners = progress, name, planners or Planners()
         self.planned: list[Planned] = []
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         sizes = compat.reading_with(dict(self.bound.sizes))
         with self.progress.stage("planning", graph=self.name), sizes:
             forward, backward, planned = plan_partition(
-                gm, joint_inputs, self.options, self.hardware, self.bound, self.tiers, self.name, **kwargs
+                gm,
+                joint_inputs,
+                self.options,
+                self.hardware,
+                self.bound,
+                self.tiers,
+                self.name,
+                self.planners,
+                **kwargs,
             )
         self.planned.append(planned)
         return forward, backward

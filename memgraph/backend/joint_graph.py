@@ -15,6 +15,7 @@ from memgraph.backend.destinations import settings
 from memgraph.backend.options import Options
 from memgraph.backend.outlining import outlined, with_layers
 from memgraph.backend.planned import Planned
+from memgraph.backend.planners import Planners
 from memgraph.backend.rewriting import check_split, rewrite
 from memgraph.backend.rules import send_away
 from memgraph.backend.tiling import Tiling
@@ -92,6 +93,8 @@ class Planning:
     """Positions of the forward's outputs that the user drops before the backward begins."""
     known: dict[Shards, Planner] = dataclasses.field(default_factory=dict)
     """Planners of this graph with these sizes, without tiers, that earlier questions have made."""
+    planners: Planners = dataclasses.field(default_factory=Planners)
+    """The same of graphs that may be equal to this one, such as that of an earlier attempt."""
     given: Plan | None = None
     """The plan that is used as it is; None where one is made."""
 
@@ -100,7 +103,7 @@ class Planning:
         if cut.shards not in self.known:
             self.known[cut.shards] = self._planner(cut)
         planner = self.known[cut.shards]
-        return _Variant(cut, planner.facts, planner.sending(self.tiers))
+        return _Variant(cut, planner.facts, self.planners.sending(planner, self.tiers))
 
     def thorough(self, variant: _Variant) -> _Variant:
         """The same, with a planner that looks longer."""
@@ -125,7 +128,8 @@ class Planning:
         facts = send_away(price_fusion(facts, self.hardware), options.rules)
         copies = options.recompute is None or options.recompute.copies
         # Without recomputation nothing is planned: a plan that is given needs Inductor's own choice to compare with.
-        return Planner(facts, copies=copies, recompute=options.recompute is not None and self.given is None)
+        recompute = options.recompute is not None and self.given is None
+        return self.planners.of(facts, copies=copies, recompute=recompute)
 
     def fitting(self, variant: _Variant, wanted: int | None) -> Candidate | None:
         """The fastest candidate of a variant under the bound; None where none fits, or the lowest peak is wanted."""
@@ -355,18 +359,20 @@ def plan_partition(
     bound: Bound,
     tiers: Tiers = NO_TIERS,
     name: str = "this graph",
+    planners: Planners | None = None,
     **stock_args: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule, Planned]:
     """Split a joint graph under a bound; returns (forward, backward, what was planned).
 
-    joint is rewritten in place, as Inductor's own partitioner does.  name: of the graph, for messages.  stock_args:
-    what Inductor hands to a partitioner besides the graph and its inputs.  Raises VerifyError where a rewrite is not
-    legal, and PlanError where the options give the plan of another graph.
+    joint is rewritten in place, as Inductor's own partitioner does.  name: of the graph, for messages.  planners:
+    those of earlier attempts.  stock_args: what Inductor hands to a partitioner besides the graph and its inputs.
+    Raises VerifyError where a rewrite is not legal, and PlanError where the options give the plan of another graph.
     """
     identity = read_identity(joint)  # before anything is rewritten
     given = None if options.plan is None else options.plan.of(identity, name).plan
     cuts = Cuts.of_joint(joint, joint_inputs, options, hardware.device, stock_args)
     dropped = _dropped(bound, cuts.joint.num_fwd_outputs)
-    planning = Planning(cuts, cuts.tiling, options, hardware, bound, tiers, dropped, given=given)
+    shared = Planners() if planners is None else planners
+    planning = Planning(cuts, cuts.tiling, options, hardware, bound, tiers, dropped, planners=shared, given=given)
     split, planned = planning.outcome()
     return split.forward, split.backward, dataclasses.replace(planned, identity=identity)

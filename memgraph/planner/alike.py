@@ -41,8 +41,9 @@ TURNS = 2
 class AlikePlanner:
     """Plans one joint graph for any bound, equal layers alike."""
 
-    def __init__(self, candidates: Candidates, uniform: UniformChoices) -> None:
-        self.candidates, self.uniform, self.facts = candidates, uniform, candidates.facts
+    def __init__(self, candidates: Candidates, uniform: UniformChoices, facts: JointFacts) -> None:
+        """facts: those of the candidates, with the layers that are planned alike."""
+        self.candidates, self.uniform, self.facts = candidates, uniform, facts
         self.borders = tuple(sorted({min(layer) for layers in self.facts.alike for layer in layers}))
         """The first values of layers, in order."""
         self.place = places(self.facts)

@@ -26,6 +26,7 @@ Oracle: tests/properties/test_plans.py: every saved set of small graphs (test_br
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -82,7 +83,7 @@ class Planner:
         self.stock = self.candidates.stock
         self.uniform = UniformChoices(self.candidates) if recompute else None
         self.relaxed = Relaxed(self.candidates) if recompute else None
-        self.alike = AlikePlanner(self.candidates, self.uniform) if self.uniform is not None and facts.alike else None
+        self.alike = self._with_alike_layers()
         self.offloader = (
             Offloader(self.candidates, offload, recompute=recompute) if offload is not None and offload.tiers else None
         )
@@ -90,14 +91,27 @@ class Planner:
         self._is_thorough = False
         self._lowest_found: dict[bool, Candidate] = {}
         """What was found: by a thorough search, or not. Shared by copies of the planner."""
+        self._bounds_found: dict[tuple[Tiers | None, float], LowerBounds] = {}
+        """By tiers and tolerance. Shared by copies as well."""
 
     def sending(self, tiers: Tiers) -> Planner:
         """The same planner with these tiers; both share what depends on no tier."""
         found = copy.copy(self)
-        found.__dict__.pop("bounds", None)
         found.offloader = Offloader(self.candidates, tiers, recompute=self.uniform is not None) if tiers.tiers else None
         found.away = found._relaxed_with_tiers()
         return found
+
+    def with_layers(self, alike: tuple[tuple[tuple[int, ...], ...], ...]) -> Planner:
+        """The same planner, which plans these layers alike.  alike: as of `JointFacts`."""
+        found = copy.copy(self)
+        found.facts = dataclasses.replace(self.facts, alike=alike)
+        found.alike = found._with_alike_layers()
+        return found
+
+    def _with_alike_layers(self) -> AlikePlanner | None:
+        if self.uniform is None or not self.facts.alike:
+            return None
+        return AlikePlanner(self.candidates, self.uniform, self.facts)
 
     def without_relaxed(self) -> Planner:
         """The same planner without candidates of the linear program: to see what they bring."""
@@ -254,7 +268,7 @@ class Planner:
         keeping = [candidate for candidate in offered if bound is None or reached(candidate) <= bound]
         return min(keeping, key=lightness) if keeping else min(offered, key=lambda c: (reached(c), *lightness(c)))
 
-    @functools.cached_property
+    @property
     def bounds(self) -> LowerBounds:
         """What no plan of this graph with these tiers can beat.
 
@@ -262,12 +276,17 @@ class Planner:
         third of the time.
         """
         tolerance = TOLERANCE if len(self.facts.values) > MOST_VALUES else 0.0
-        return LowerBounds(self.candidates, None if self.offloader is None else self.offloader.tiers, tolerance)
+        return self._bounds_with(None if self.offloader is None else self.offloader.tiers, tolerance)
 
-    @functools.cached_property
+    @property
     def _bounds_alone(self) -> LowerBounds:
         """The same of plans without tiers."""
-        return LowerBounds(self.candidates)
+        return self._bounds_with(None, 0.0)
+
+    def _bounds_with(self, tiers: Tiers | None, tolerance: float) -> LowerBounds:
+        if (tiers, tolerance) not in self._bounds_found:
+            self._bounds_found[tiers, tolerance] = LowerBounds(self.candidates, tiers, tolerance)
+        return self._bounds_found[tiers, tolerance]
 
     def _bases(self, bound: int) -> tuple[list[Candidate], tuple[Candidate, ...]]:
         """Candidates from which values may leave: uniform choices, and those of the linear program with the tiers."""

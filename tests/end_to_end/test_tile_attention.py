@@ -42,7 +42,7 @@ def test_one_graph_for_all_lengths(name, mask):
     attend = None if name == "cpu" else getattr(card_kernels, name)
     model, lengths = Attention(mask, attend=attend), (LENGTH, 1200, 800, 2400)
     torch._dynamo.reset()
-    options = {"budget": None, "tile": {"mlp": False, "loss": False, "attention": 8}, "cache": False}
+    options = {"budget": None, "tile": {"mlp": False, "loss": False, "attention": 4}, "cache": False}
     call = torch.compile(model, backend="memgraph", dynamic=True, options=options)
     reports = []
     with card_kernels.on_the_cpu():
