@@ -15,7 +15,7 @@ from tests.support.interpreted import backend
 
 ROOT = Path(__file__).parents[2]
 LAYERS, WIDTH = 40, 32
-FEWER = 12
+FEWER = 8
 
 
 class Layer(nn.Module):
@@ -84,7 +84,8 @@ def test_few_equal_layers_stay_as_they_are():
 @pytest.fixture
 def fewer(monkeypatch):
     """Layers that become bodies by themselves, though they save less: a plan of fewer takes less time."""
-    monkeypatch.setattr(outlining, "LEAST_SAVED", outlining.LEAST_SAVED * FEWER // LAYERS)
+    monkeypatch.setattr(outlining, "LEAST_SAVED", outlining.LEAST_SAVED // 10)
+    monkeypatch.setattr(outlining, "WORTH", outlining.WORTH / 10)
     torch.manual_seed(0)
     return Model(FEWER)
 
