@@ -141,6 +141,27 @@ def measured(**change):
     return {"family": "llama", "kind": "decoders", "rows": rows, "failure": ""}
 
 
+@pytest.mark.parametrize("unfinished, budgets, wrong", [(True, [600, 700, 800, 350], 0), (False, [600, 700, 350], 1)])
+def test_a_refusal_that_says_at_least_is_followed(unfinished, budgets, wrong, monkeypatch):
+    """Graphs of the step were to come; what the last error names has to do."""
+    minima = {600: 700, 700: 800, 350: 700}  # by budget that is refused, what the error names
+
+    def row(family, column, options, reference):
+        found = {"column": column, "budget": options["budget"], "failure": ""}
+        refused = minima.get(found["budget"])
+        if refused is None:
+            return found | {"graphs": 2, "baseline": 0, "above": 900, "measured": 900}
+        return found | {"refused": refused, "unfinished": unfinished, "why": []}
+
+    monkeypatch.setattr(trial, "_train", lambda *_, **__: {"above": 1000, "graphs": 2, "seconds": 1, "losses": [1.0]})
+    monkeypatch.setattr(trial, "_row", row)
+    rows = [found for found in trial.rows(FAMILIES["llava"]) if "all levers" not in found["column"]][2:]
+    assert [found["budget"] for found in rows] == budgets
+    assert sum(bool(found["failure"]) for found in rows) == wrong
+    minimum = {700: {"refused": 800}, 800: ROW | {"failure": ""}}
+    assert zoo_page._cell({"refused": 700}, minimum) == "refused; 1 of 1"
+
+
 def test_the_page_counts_what_is_right():
     text = zoo_page.page({"llama": measured()})
     assert "**1 of 1 families are right.** Of 2 accepted budgets 2 were kept" in text

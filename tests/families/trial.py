@@ -31,7 +31,10 @@ SEED = 1234
 
 
 def rows(family: Family) -> Iterator[dict[str, Any]]:
-    """Plain Inductor, then memgraph: no bound, each fraction, all levers; after a refusal, its minimum."""
+    """Plain Inductor, then memgraph: no bound, each fraction, all levers; after a refusal, its minimum.
+
+    Where the error says that this is at least so much, as graphs of the step are to come, the next one's as well.
+    """
     reference = _train(family, {}) | {"eager": functools.cache(lambda: _train(family, {}, eager=True))}
     losses = [float(loss) for loss in reference["losses"]]
     yield {"column": "inductor", "failure": ""} | {key: reference[key] for key in ("above", "graphs", "seconds")}
@@ -50,11 +53,14 @@ def rows(family: Family) -> Iterator[dict[str, Any]]:
             budget = level(unbound) + int(fraction * reference["above"])
             row = _row(family, column, {"budget": budget} | more, reference)
             yield row
-            refused = row.get("refused")
-            if refused is not None and (bool(more), refused) not in tried:  # two fractions may share a minimum
-                tried.add((bool(more), refused))
-                minimum = _row(family, f"{column}: its minimum", {"budget": refused} | more, reference)
-                yield named_by_an_error(minimum)
+            named = row
+            while (refused := named.get("refused")) is not None and (bool(more), refused) not in tried:
+                tried.add((bool(more), refused))  # two fractions may share a minimum
+                found = _row(family, f"{column}: its minimum", {"budget": refused} | more, reference)
+                yield found if named["unfinished"] else named_by_an_error(found)
+                if not named["unfinished"]:
+                    break
+                named = found  # the error said "at least": graphs were to come
 
 
 def named_by_an_error(row: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +75,8 @@ def _row(family: Family, column: str, options: dict[str, Any], reference: dict[s
     try:
         found = _train(family, options)
     except memgraph.BudgetError as refusal:
-        return row | {"refused": refusal.minimum, "why": [": ".join(pair) for pair in refusal.refusals]}
+        why = [": ".join(pair) for pair in refusal.refusals]
+        return row | {"refused": refusal.minimum, "unfinished": refusal.unfinished, "why": why}
     except Exception as error:
         traceback.print_exc()
         first = (str(error).strip() or "no message").splitlines()
