@@ -34,10 +34,8 @@ def test_a_window_that_no_graph_makes(name):
         check(model, x, exact=name == "cpu")
 
 
-@pytest.mark.parametrize(
-    "name, mask",
-    [("cpu", window(100)), ("cpu", padded), ("efficient", window(100)), ("cudnn", window(100)), ("cudnn", padded)],
-)
+@pytest.mark.parametrize("name", ["cpu", "efficient", "cudnn"])
+@pytest.mark.parametrize("mask", [window(100), padded])
 def test_one_graph_for_all_lengths(name, mask):
     """Peaks are predicted for the length of each launch, and gradients are eager's."""
     torch.manual_seed(0)

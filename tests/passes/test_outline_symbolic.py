@@ -112,7 +112,7 @@ def test_a_graph_that_is_not_given_a_symbol_keeps_its_layers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "t5"])
 def test_layers_of_a_family(name):
     """With dropout where the model has some: the step is the same to the bit, and as much is left as of plain sizes."""
     shape = Shape(layers=LAYERS.get(name, 8), hidden=64, sequence=64, vocabulary=256, batch=2, dropout=0.1)
