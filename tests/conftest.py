@@ -16,7 +16,7 @@ import warnings
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.linker import use_quick_linker
+from tests.support.compiler import use_quick_compiler
 
 # No test fails for the time that it takes: the machine may be busy with other tests.
 UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -33,7 +33,9 @@ _folder = tempfile.mkdtemp(prefix="memgraph-tests-")
 os.environ["MEMGRAPH_CACHE"] = f"{_folder}/memgraph"
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_folder}/inductor"
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)
-use_quick_linker(f"{_folder}/linker")
+if "MEMGRAPH_TESTS_COMPILER" not in os.environ:  # one for all workers, which inherit it
+    os.environ["MEMGRAPH_TESTS_COMPILER"] = f"{_folder}/compiler"
+    use_quick_compiler(f"{_folder}/compiler")
 
 
 LONG = {"inductor": 30, "slow": 15}  # seconds of such a test, about; of any other 0.1
