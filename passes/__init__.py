@@ -5,6 +5,7 @@ passes, in the order in which `memgraph.backend.rewriting` runs them; it verifie
 """
 
 from memgraph.passes import (
+    apart,
     drop_logits,
     kernel_ends,
     masks,
@@ -24,7 +25,7 @@ BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     drop_logits.drop_logits,
     slice_before_head.slice_before_head,
 )
-JOINT: tuple[Pass, ...] = (read_operands.read_operands, tile.tile)
+JOINT: tuple[Pass, ...] = (read_operands.read_operands, apart.apart, tile.tile)
 SPLIT: tuple[Pass, ...] = (
     partition.partition,
     recompute.recompute,

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from memgraph.facts.tokens.region import TokenRegion
+from memgraph.facts.tokens.table_gradients import TableGradient
 from memgraph.planner.decisions import Refusal
 
 
@@ -93,6 +94,8 @@ class TilePlan:
     tiles: tuple[Tiled, ...] = ()
     assumed: tuple[tuple[str, int], ...] = ()
     """By name, what the symbols of the graph's sizes are at least, besides what its guards say."""
+    apart: tuple[TableGradient, ...] = ()
+    """Gradients of tables that are made part by part. What is tiled is found in a graph that has them so already."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The one way in which passes put calls into a graph: with the metadata that the results have on fake tensors."""
+"""The one way in which passes put calls into a graph, with the metadata of their results on fake tensors, and out."""
 
 from __future__ import annotations
 
@@ -43,6 +43,39 @@ def mode_of(node: fx.Node) -> Any:
 def provenance(node: fx.Node) -> dict[str, Any]:
     """Where a node comes from: its metadata without what describes its own value."""
     return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
+
+
+def erase(node: fx.Node) -> None:
+    """Erase a call that nothing reads, and what nothing but it has read."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node._erased or node.users or node.op != "call_function":
+            continue
+        reads = node.all_input_nodes
+        node.graph.erase_node(node)
+        pending += reads
+
+
+def sort(graph: fx.Graph) -> None:
+    """Move each node behind the nodes that it reads; otherwise the order stays."""
+    done: set[fx.Node] = set()
+    last: fx.Node | None = None
+    for node in list(graph.nodes):
+        pending = [node]
+        while pending:
+            top = pending[-1]
+            missing = [read for read in top.all_input_nodes if read not in done]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            if top in done:
+                continue
+            done.add(top)
+            if last is not None and top.prev is not last:
+                last.append(top)
+            last = top
 
 
 class _Calls(fx.proxy.GraphAppendingTracer):

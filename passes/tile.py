@@ -34,7 +34,7 @@ import memgraph.runtime  # noqa: F401  registers the operators
 from memgraph.base import compat
 from memgraph.facts.tokens.region import STANDS_FOR, TokenRegion
 from memgraph.passes.graphs import Joint, Rewritten, Tiled, TilePlan
-from memgraph.passes.insert import call, mode_of, provenance
+from memgraph.passes.insert import call, erase, mode_of, provenance, sort
 from memgraph.passes.tiles.shards import build_tile, needed, signature
 
 aten = torch.ops.aten
@@ -75,8 +75,8 @@ def tile(joint: Joint, plan: TilePlan) -> Rewritten[Joint]:
             _replace(nodes[name], value, region)
     for region, _ in found:
         for name in reversed((*region.forward, *region.backward)):
-            _erase(gm.graph, nodes[name])
-    _sort(gm.graph)
+            erase(nodes[name])
+    sort(gm.graph)
     gm.graph.lint()
     gm.recompile()
     return Rewritten(dataclasses.replace(joint, module=gm), modified=True)
@@ -97,17 +97,6 @@ def _call_region(
         scaled.meta |= provenance(nodes[name])
         values[name] = scaled
     return values
-
-
-def _erase(graph: fx.Graph, node: fx.Node) -> None:
-    pending = [node]
-    while pending:
-        node = pending.pop()
-        if node._erased or node.users or node.op != "call_function":
-            continue
-        reads = node.all_input_nodes
-        graph.erase_node(node)
-        pending += reads
 
 
 def _replace(old: fx.Node, new: fx.Node, region: TokenRegion) -> None:
@@ -172,24 +161,3 @@ def _fresh(values: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     values = list(values)
     with compat.propagating(compat.fake_mode_of(values)):
         return tuple(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values)
-
-
-def _sort(graph: fx.Graph) -> None:
-    """Move each node behind the nodes that it reads; otherwise the order stays."""
-    done: set[fx.Node] = set()
-    last: fx.Node | None = None
-    for node in list(graph.nodes):
-        pending = [node]
-        while pending:
-            top = pending[-1]
-            missing = [read for read in top.all_input_nodes if read not in done]
-            if missing:
-                pending += missing
-                continue
-            pending.pop()
-            if top in done:
-                continue
-            done.add(top)
-            if last is not None and top.prev is not last:
-                last.append(top)
-            last = top

@@ -16,8 +16,10 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.base.errors import VerifyError
+from memgraph.passes.apart import apart
 from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Split, TilePlan
 from memgraph.planner.decisions import Refusal
+from memgraph.verify.apart import verify_apart
 from memgraph.verify.checks import structure
 from memgraph.verify.masks import verify_masks
 from memgraph.verify.rewrite import NumberedJoint, verify_graph
@@ -79,13 +81,16 @@ def check_joint(before: Joint, after: Joint, pass_name: str) -> None:
 
 
 def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
-    """Holds a tiled joint graph against the one before; tiles are run on small data.
+    """Holds a tiled joint graph against the one before; tiles are run on small data, tables' gradients are not.
 
     tried: what was run before, and is not run again; what is run is added.  The check raises TileError, with its
     region, where a tile computes something else.
     """
 
     def check(before: Joint, after: Joint, pass_name: str) -> None:
+        if pass_name == apart.__name__:
+            verify_apart(before.module, after.module, [gradient.put for gradient in plan.apart], pass_name)
+            return
         shards = [(t.region, t.shards) for t in plan.tiles]
         verify_tiles(before.module, after.module, shards, tried, assumed=dict(plan.assumed))
 

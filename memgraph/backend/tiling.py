@@ -13,6 +13,7 @@ from memgraph import passes
 from memgraph.backend.options import Options
 from memgraph.backend.rewriting import check_tiles, rewrite
 from memgraph.backend.rules import first_match
+from memgraph.backend.table_gradients import TableGradients
 from memgraph.backend.tile_lengths import Lengths, with_all_keys
 from memgraph.base import compat
 from memgraph.base.errors import PlanError
@@ -63,7 +64,8 @@ class Tiling:
         refused: tuple[RefusedRegion, ...] = ()
         self.refusals: list[Refusal] = []
         self.tried: set[str] = set()  # by the verifier
-        self.lengths = Lengths(joint.module)
+        self.tables = TableGradients(joint, verify=options.verify, wanted=self._may_ask("attention"))
+        self.lengths = Lengths(self.tables.all.module)
         if options.tile is not None or self.rules:
             self.regions, refused = self._found()
         self.groups = self._groups()  # of equal regions, with who asks for how many shards
@@ -84,8 +86,7 @@ class Tiling:
 
     def _found(self) -> tuple[tuple[TokenRegion, ...], tuple[RefusedRegion, ...]]:
         """The regions, and what was refused. Symbolic tokens are counted with the sizes of the launch."""
-        module = self.joint.module
-        placeholders = module.graph.find_nodes(op="placeholder")
+        placeholders = self.joint.module.graph.find_nodes(op="placeholder")
         weights = {placeholders[i].name for i in self.joint.static_inputs}
         module = self.lengths.plain()
         regions, refused = find_regions(module, weights)
@@ -118,8 +119,9 @@ class Tiling:
             plan = self._plan(shards)
             if not plan.tiles:
                 return self.joint, shards
+            before, check = self._before(plan), check_tiles(plan, self.tried) if verify else None
             try:
-                made = rewrite(self.joint, passes.JOINT, plan, check_tiles(plan, self.tried) if verify else None).graphs
+                made = rewrite(before, passes.JOINT, plan, check).graphs
             except (MixesTokens, TileError) as problem:
                 shards = self._drop(problem, shards)
                 continue
@@ -160,6 +162,10 @@ class Tiling:
         assumed = ((name, least) for name, (_, least) in self._assumed(shards).items())
         return TilePlan(tuple(tiles), tuple(assumed))
 
+    def _before(self, plan: TilePlan) -> Joint:
+        """The joint graph that a plan's regions are tiled in."""
+        return self.tables.of(tiled.region for tiled in plan.tiles)
+
     def assume(self, shards: Shards) -> None:
         """Have Dynamo compile another graph for sequences that are too short for the shards of this one."""
         for size, least in self._assumed(shards).values():
@@ -183,7 +189,7 @@ class Tiling:
         """
         plan = self._plan(shards)
         try:
-            check_tiles(plan, self.tried)(self.joint, made, "tile")
+            check_tiles(plan, self.tried)(self._before(plan), made, "tile")
         except TileError as problem:
             self._drop(problem, shards)
             return False

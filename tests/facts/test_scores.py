@@ -149,8 +149,10 @@ def test_a_table_as_large_as_the_bias_is_not_read_by_each_shard():
     assert bias.meta["val"].shape == (1, HEADS, LENGTH, LENGTH) and region.states[bias.name] == Sharded((2,))
 
 
-def test_a_table_whose_rows_are_those_of_a_bias_is_cut():
-    """A row of the table for each query, an entry of it for each key: it is as large as what is made of it."""
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_table_whose_rows_are_those_of_a_bias(learned):
+    """A row of the table for each query, an entry of it for each key: it is as large as what is made of it, so that is
+    cut. Where the table has a gradient, its rows are added up by shards, which look them up as well."""
 
     def biased(m, x):
         places = torch.arange(LENGTH) % 4
@@ -158,13 +160,14 @@ def test_a_table_whose_rows_are_those_of_a_bias_is_cut():
         return (scores.softmax(-1) @ x).square().mean()
 
     both, table = (nn.Parameter(torch.randn(*shape, dtype=DTYPE)) for shape in ((WIDTH, WIDTH), (4, LENGTH)))
-    module = tiles.Of(biased, both=both, table=table)
+    module = tiles.Of(biased, both=both, table=table.requires_grad_(learned))
     made = tiles.joint_of(module, tiles.floats(BATCH, LENGTH, WIDTH))
     (region,), refused = find_scores(made.graph)
     nodes = {node.name: node for node in made.graph.graph.nodes}
-    assert not refused and not [
-        name for name in region.forward if nodes[name].target is torch.ops.aten.embedding.default
-    ]
+    looks = [name for name in region.forward if nodes[name].target is torch.ops.aten.embedding.default]
+    sums = [name for name in region.outputs if tuple(nodes[name].meta["val"].shape) == (4, LENGTH)]
+    assert not refused and len(looks) == learned
+    assert [region.states[name] for name in sums] == [PARTIAL] * learned
     joint = Joint(made.graph, made.data)
     assert joint.error(3) < CLOSE
 

@@ -18,6 +18,7 @@ from memgraph.facts.tokens.graph import TokenGraph
 from memgraph.facts.tokens.kinds import COUNTERS, DRAWS, MAKERS
 from memgraph.facts.tokens.nodes import shape_of, tensors
 from memgraph.facts.tokens.states import REPLICATED, ROUTING, Sharded, State
+from memgraph.facts.tokens.table_gradients import puts_into_zeros
 from memgraph.facts.views import is_view, view_base
 
 # An input with over this many times fewer numbers than `Frame.numbers` stays an input, however it is made.
@@ -183,6 +184,26 @@ def sum_of_outputs(frame: Frame, draft: Draft) -> fx.Node | None:
         if len(set(reads)) > 1 and all(crosses(_state_through_view(draft, read)) for read in reads):
             return node
     return None
+
+
+def put_of_output(frame: Frame, output: fx.Node) -> list[fx.Node]:
+    """What leads from a gradient to the operator that adds its entries up in a smaller table; empty if nothing does.
+
+    Nothing on the way reads another gradient.
+    """
+    chain, node = [], output
+    while len(node.users) == 1:
+        (user,) = node.users
+        gradients = [read for read in tensors(user) if read in frame.graph.backward]
+        if gradients != [node]:
+            break
+        chain.append(user)
+        if puts_into_zeros(user):
+            return chain if math.prod(shape_of(user)) < math.prod(shape_of(output)) else []
+        if not is_view(user) and family(user.target) != "pointwise":
+            break
+        node = user
+    return []
 
 
 def _is_thin_view(draft: Draft, user: fx.Node, node: fx.Node) -> bool:

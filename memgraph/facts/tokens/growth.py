@@ -1,6 +1,7 @@
 """How a token region grows from the operator that makes a token's row longer.
 
-the seed and all wide values  ->  sums of outputs  ->  readers of parts  ->  inputs that are cheaper made inside
+the seed and all wide values  ->  sums of outputs  ->  puts of outputs into tables  ->  readers of parts
+                              ->  inputs that are cheaper made inside
                               ->  what lies between its forward and its backward
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
@@ -65,6 +66,8 @@ def _grow(flow: TokenFlow, seed: fx.Node) -> None:
     flow.add(seed)
     flow.spread()
     _add_sums_of_outputs(flow)
+    if flow.frame.scores is not None:
+        _add_puts(flow)
     _add_readers_of_parts(flow)
     _move_border_up(flow)
 
@@ -77,6 +80,20 @@ def _add_sums_of_outputs(flow: TokenFlow) -> None:
                 flow.include(read)
         flow.add(node)
         flow.spread()
+
+
+def _add_puts(flow: TokenFlow) -> None:
+    """Take in what puts an output into a table, with the views between: each shard has its part of a small sum."""
+    for node in border.outputs(flow.frame, flow.draft):
+        chain = border.put_of_output(flow.frame, node)
+        if chain:
+            flow.attempt(functools.partial(_add_partial, flow, chain))
+
+
+def _add_partial(flow: TokenFlow, chain: Sequence[fx.Node]) -> None:
+    _add_all(flow, chain)
+    if flow.known(chain[-1]) != PARTIAL:
+        raise MixesTokens(chain[-1], "is no sum over the shards")
 
 
 def _add_readers_of_parts(flow: TokenFlow) -> None:
@@ -137,12 +154,13 @@ def _move_above(flow: TokenFlow, node: fx.Node) -> bool:
 def _add_rows(flow: TokenFlow) -> None:
     """Have each shard make its own rows of a mask, which has an entry for each query and key, out of thin values."""
     for node in border.inputs(flow.frame, flow.draft):
-        rank = len(shape_of(node)) if is_tensor(node) else 0
-        if flow.known(node) != Sharded((rank - 2,)) or node in flow.frame.graph.backward:
+        shape = shape_of(node) if is_tensor(node) else ()
+        rank = len(shape) - (bool(shape) and shape[-1] == 1)  # [.., queries, keys], or a 1 behind them
+        if rank < 2 or flow.known(node) != Sharded((rank - 2,)) or node in flow.frame.graph.backward:
             continue
         rows = Rows()
         try:
-            rows.follow(node)
+            rows.follow(node, rank - 2)
         except MixesTokens:
             continue  # it is cut, then
         found = rows.members | rows.inputs

@@ -67,10 +67,13 @@ class Rows:
         """Note along which dimension of a value the keys run."""
         self.all_keys |= self.keys.setdefault(node, keys) != keys
 
-    def follow(self, mask: fx.Node) -> None:
-        """Note what makes a mask [.., queries, keys]."""
-        rank = len(shape_of(mask))
-        pending = [(mask, Along(rank - 2, rank - 1), mask)]
+    def follow(self, mask: fx.Node, queries: int | None = None) -> None:
+        """Note what makes a mask [.., queries, keys].
+
+        queries: their dimension, where others stand behind that of the keys.
+        """
+        queries = len(shape_of(mask)) - 2 if queries is None else queries
+        pending = [(mask, Along(queries, queries + 1), mask)]
         while pending:
             node, along, reader = pending.pop()
             state = REPLICATED if _lacks(node, along.queries) else Sharded((along.queries,))

@@ -134,6 +134,7 @@ def _put_features(node: fx.Node, flow: Flow, base: fx.Node, indices: Any, added:
 
 
 def _put_rows(node: fx.Node, flow: Flow, base: fx.Node, indices: Any, added: Any, *, accumulates: bool) -> State:
+    _follow_added(node, flow, indices[0], added)
     where = _positions(node, flow, indices)
     points = None
     if shape_of(added):
@@ -150,6 +151,15 @@ def _put_rows(node: fx.Node, flow: Flow, base: fx.Node, indices: Any, added: Any
         raise MixesTokens(node, "writes rows of all tokens over one another")
     flow.require(base, REPLICATED, node)
     return PARTIAL
+
+
+def _follow_added(node: fx.Node, flow: Flow, index: fx.Node, added: fx.Node) -> None:
+    """Entries that each token has its own of are put at places that it has its own of: a place for each key, say."""
+    state, shape = flow.known(added), shape_of(index)
+    if flow.known(index) is not None or not isinstance(state, Sharded) or state.points:
+        return
+    if all(dim < len(shape) and shape[dim] == shape_of(added)[dim] for dim in state.dims):
+        flow.require(index, state, node)
 
 
 def _positions(node: fx.Node, flow: Flow, indices: Any) -> Sharded:
