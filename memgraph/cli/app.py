@@ -136,6 +136,7 @@ def _rows(figures: Any) -> Iterator[tuple[str, str]]:
     yield "exp", f"{figures.transcendental_rate / 1e9:,.2f} G elements/s"
     yield "a truth value stored and loaded", f"{figures.truth_time * 1e9:.2g} ns"
     yield "a random number", f"{figures.random_time * 1e9:.2g} ns"
+    yield "a number added up at its place", f"{figures.put_time * 1e9:.2g} ns"
     yield "overhead of a kernel", f"{figures.kernel_overhead * 1e6:.1f} us"
     yield "capacity", format_size(figures.capacity)
 

@@ -3,7 +3,7 @@
 An operator with a kernel of its own: its FLOPs (torch.utils.flop_counter's formulas) over the measured rate, or its
 traffic over the memory bandwidth, whichever is longer, and the overhead of a kernel. An operator that Inductor fuses:
 the traffic of its output, since the kernel that it joins reads its inputs anyway (a reduction's inputs count as well),
-and its transcendental functions over their rate, or its random numbers.
+and its transcendental functions over their rate, its random numbers, or those that it puts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ TRANSCENDENTAL = aten_names(
 )
 
 _ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "higher_order::flex_attention")
+# Operators that add numbers to entries by their places, and where among the arguments these numbers stand.
+_PUTS = {
+    "aten::index_put": 2,
+    "aten::_unsafe_index_put": 2,
+    "aten::_unsafe_masked_index_put_accumulate": 3,
+    "aten::scatter_add": 3,
+    "aten::index_add": 3,
+}
 # Attention of [..., tokens, features]; what these call underneath has other layouts.
 _BY_HEADS = "aten::_scaled_dot_product_"
 # Products without a formula in torch, with the places of their two factors among the arguments: every entry of the rows
@@ -126,6 +134,7 @@ def seconds(node: Node, hardware: Hardware) -> float:
             time += written / max(1, _element_size(value)) / hardware.transcendental_rate
         if compat.inductor_pure_random(node.target):
             time += written / max(1, _element_size(value)) * hardware.random_time
+        time += numbers_put(node) * hardware.put_time
         if kind == "reduction":
             time += sum(logical_bytes(arg.meta.get("val")) for arg in node.all_input_nodes) / hardware.memory_bandwidth
         return time
@@ -137,6 +146,15 @@ def seconds(node: Node, hardware: Hardware) -> float:
     dtype, attends = _multiplied(node, hardware.device), qualified_name(node.target).startswith(_BY_HEADS)
     rate = hardware.attention_rate(dtype, _attention(node)) if attends else hardware.rate(dtype)
     return max(traffic / hardware.memory_bandwidth, work / rate) + hardware.kernel_overhead
+
+
+def numbers_put(node: Node) -> int:
+    """How many numbers an operator adds to entries that places decide."""
+    place = _PUTS.get(qualified_name(node.target))
+    if place is None or argument(node, "accumulate", True) is not True:
+        return 0
+    value = node.args[place].meta.get("val") if isinstance(node.args[place], Node) else None
+    return logical_bytes(value) // max(1, _element_size(value))
 
 
 def _attention(node: Node) -> Attention:

@@ -22,7 +22,7 @@ Clock: TypeAlias = Callable[[], float]
 def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardware:
     """Measure the figures of `device`, in a few seconds. Other work on it meanwhile makes them worse.
 
-    Three small kernels are compiled by Inductor.
+    Four small kernels are compiled by Inductor.
 
     clock: `time.process_time` leaves out what other processes take of a CPU, where one thread computes.
     Raises ValueError for a device that is neither CUDA nor the CPU, OffloadError where the host pool is refused, and
@@ -39,7 +39,7 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
     exp = seconds(lambda: torch.exp(source, out=target))
     tiny = torch.zeros(1, device=device)
     link_out, link_in = _link(source, target, device, clock)
-    truth_time, random_time = _entry_times(device, clock)
+    truth_time, random_time, put_time = _entry_times(device, clock)
     return Hardware(
         name=device_name(device),
         device=device.type,
@@ -56,6 +56,7 @@ def calibrate_device(device: Device, clock: Clock = time.perf_counter) -> Hardwa
         whole_attention=_attention_rates("whole", device, clock),
         truth_time=truth_time,
         random_time=random_time,
+        put_time=put_time,
     )
 
 
@@ -77,13 +78,16 @@ def _seconds(
     return statistics.median(timed(calls) for _ in range(samples))
 
 
-def _entry_times(device: torch.device, clock: Clock) -> tuple[float, float]:
-    """Seconds that an entry of dtype bool, stored and loaded, and a random number cost in Inductor's kernels.
+def _entry_times(device: torch.device, clock: Clock) -> tuple[float, float, float]:
+    """Seconds that an entry of dtype bool, stored and loaded, a random number, and a number that is added to an entry
+    of a table by its place cost in Inductor's kernels.
 
     Besides the bytes: from the time of a kernel with them that of one without is taken.
     """
+    width, rows = 4, 32
     numbers = torch.randn(1 << (26 if device.type == "cuda" else 21), device=device)
     truths = numbers <= 0
+    places = torch.arange(numbers.numel() // width, device=device) // 64 % rows  # neighbours share a place
 
     def with_truths(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.where(truths, 0.0, x), x <= 0
@@ -94,13 +98,21 @@ def _entry_times(device: torch.device, clock: Clock) -> tuple[float, float]:
     def with_draws(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.where(torch.rand_like(x) <= 0.5, 0.0, x), x + numbers
 
+    def with_puts(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(rows, width).index_put((places,), x.view(-1, width), accumulate=True)
+
+    def without_puts(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, width).sum(0)
+
     def seconds(fn: Callable[[torch.Tensor], Any]) -> float:
         compiled = torch.compile(fn, dynamic=False, fullgraph=True)
         return _seconds(lambda: compiled(numbers), device, clock)
 
+    def each(fn: Callable[[torch.Tensor], Any], plain: float) -> float:
+        return max(0.0, seconds(fn) - plain) / numbers.numel()
+
     plain = seconds(without)
-    truth, random = (max(0.0, seconds(fn) - plain) / numbers.numel() for fn in (with_truths, with_draws))
-    return truth, random
+    return each(with_truths, plain), each(with_draws, plain), each(with_puts, seconds(without_puts))
 
 
 def _link(

@@ -78,6 +78,10 @@ class Hardware:
     random_time: float = 0.0
     """Seconds that a random number costs in a kernel that Inductor makes. Built in for a CPU alone."""
 
+    put_time: float = 0.0
+    """Seconds that a number costs, besides its bytes, where a kernel that Inductor makes adds it to an entry of a table
+    that a place decides: one by one on a CPU, and threads wait for one another. Built in for a CPU alone."""
+
     def rate(self, dtype: torch.dtype | str) -> float:
         """Return the FLOP/s of matrix products in `dtype`; those of float32 for a dtype without a figure."""
         rates = dict(self.flops)
@@ -112,7 +116,7 @@ class Hardware:
                 hardware.link_out,
                 hardware.link_in,
             )
-            entries = hardware.truth_time, hardware.random_time
+            entries = hardware.truth_time, hardware.random_time, hardware.put_time
             whole = "float32" in dict(hardware.flops) and isinstance(hardware.measured, bool)
             if whole and all(0 < figure < float("inf") for figure in figures) and 0 <= min(entries) <= max(entries) < 1:
                 return hardware
@@ -163,6 +167,7 @@ _GENERIC = {
         _built_in("generic CPU", "cpu", (0.05, 0.01, 0.01, 0.025), 15, 5e8, 2e-6, 16, 7),
         truth_time=5e-9,
         random_time=5e-9,
+        put_time=5e-9,
     ),
 }
 
