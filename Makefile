@@ -52,13 +52,16 @@ demo: $(DONE)
 	$(BIN)/python examples/train_llama.py
 
 # One thread a worker: the tensors are tiny, and two threads each would only wait for one another. Python keeps what it
-# compiles: many tests start a process of their own, and memgraph alone takes more than a second to compile.
+# compiles: many tests start a process of their own, and memgraph alone takes more than a second to compile. And glibc
+# keeps the memory that is freed: the kernel would clear it anew each time.
+KEPT := GLIBC_TUNABLES=glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_threshold=1099511627776
+
 test: $(DONE)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	$(KEPT) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not examples" --durations=30
 
 test-fast: $(DONE)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	$(KEPT) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder -m "not inductor and not slow" --hypothesis-profile=fast
 
 # What torch allocates on a GPU, and in which order: on one that is not there (memgraph/simulator). LANE is a mark.

@@ -128,7 +128,7 @@ def test_what_is_nearest_does_fit(script):
 @pytest.mark.skipif(not compat.traces_cuda(), reason="a build of torch with CUDA cannot trace for it without a GPU")
 def test_host_memory_that_is_nearest_does_fit(tmp_path):
     file = tmp_path / "deep.json"
-    file.write_text(json.dumps(CONFIG | {"num_hidden_layers": 3}))
+    file.write_text(json.dumps(CONFIG | {"num_hidden_layers": 2}))
     asked = (file, "--gpu", "H100 80GB", "--optimizer", "none", "--sequence", 16384, "--no-tile")
     asked = (*asked, "--attention", "unmasked")  # what a layer saves is 2 MiB
     least = changes(run(*asked, "--budget", "1MiB").output)
