@@ -3,8 +3,8 @@
     before:  put(zeros, places, view(a + b))      after:  put(zeros, places, view(a)) + put(zeros, places, view(b))
 
 Around these nothing may have changed. Of both, what is added up is compared: each summand with all that happens to it
-on the way. Views, copies into a type that is no shorter, and puts into zeros pass sums on, up to rounding; so equal
-summands make equal sums. Nothing here knows which sums the pass looked for.
+on the way. Views, copies into a type that is no shorter, zeros in some places, and puts into zeros pass sums on, up to
+rounding; so equal summands make equal sums. Nothing here knows which sums the pass looked for.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def _passed_on(node: fx.Node) -> fx.Node | None:
         old, new = node.args[0].meta["val"].dtype, node.meta["val"].dtype
         wider = old.is_floating_point and new.is_floating_point and new.itemsize >= old.itemsize
         return node.args[0] if wider else None
+    if name == "aten::where" and _makes_zeros(node.args[1]):
+        return node.args[2]
     if name in _PUTS and _makes_zeros(node.args[0]) and (name.endswith("accumulate") or given["accumulate"]):
         return given["values"] if node.meta["val"].dtype in (torch.float32, torch.float64) else None
     return None

@@ -22,7 +22,8 @@ from tests.support.attention import CLOSE, DTYPE, HEADS
 from tests.support.lanes import slow_but
 
 aten = torch.ops.aten
-PUT = aten._unsafe_masked_index_put_accumulate.default
+# Where a put has its places and what it puts; torch 2.11 puts zeros where a newer one has a mask.
+PUTS = {aten._unsafe_masked_index_put_accumulate.default: (2, 3), aten.index_put.default: (1, 2)}
 LAYERS = 3
 
 
@@ -39,7 +40,7 @@ def set_apart(joint: Joint) -> Joint:
 
 
 def found(joint: Joint) -> list[torch.fx.Node]:
-    return joint.graph.graph.find_nodes(op="call_function", target=PUT)
+    return [node for node in joint.graph.graph.nodes if node.target in PUTS]
 
 
 def test_each_part_is_put_before_the_next_is_made():
@@ -82,11 +83,11 @@ def test_a_tile_of_attention_makes_its_part_of_the_tables_gradient(name):
     for region in joint.regions:
         (put,) = puts.intersection(region.outputs)
         assert region.states[put] == PARTIAL
-        crossing = {nodes[name].meta["val"] for name in (*region.inputs, *region.outputs)}
-        floats = [value for value in crossing if isinstance(value, torch.Tensor) and value.dtype != torch.bool]
-        assert max(value.numel() for value in floats) < HEADS * LENGTH**2
-        places = [value for value in floats if not value.dtype.is_floating_point]
-        assert max(value.numel() for value in places) == LENGTH  # each shard looks for its places in the table itself
+        crossing = [nodes[name].meta["val"] for name in (*region.inputs, *region.outputs)]
+        masks = [value for value in crossing if value.dtype == torch.bool]  # of dropout, which are drawn as a whole
+        assert len(masks) == ("dropout" in name)
+        rest = [value for value in crossing if value.dtype != torch.bool]
+        assert max(value.numel() for value in rest) < LENGTH**2  # each shard makes its bias and its places itself
     for shards in (2, 5):
         assert joint.error(shards) < CLOSE
 
@@ -179,18 +180,21 @@ def _a_part_left_out(graph, parts, total):
 
 
 def _scaled(graph, parts, total):
+    place = PUTS[parts[0].target][1]
+    values = parts[0].args[place]
     with graph.inserting_before(parts[0]):
-        made = graph.call_function(aten.mul.Tensor, (parts[0].args[-1], 2.0))
-    made.meta = dict(parts[0].args[-1].meta)
-    parts[0].args = (*parts[0].args[:-1], made)
+        made = graph.call_function(aten.mul.Tensor, (values, 2.0))
+    made.meta = dict(values.meta)
+    parts[0].update_arg(place, made)
 
 
 def _other_places(graph, parts, total):
-    places = parts[0].args[2][0]
+    place = PUTS[parts[0].target][0]
+    (places,) = parts[0].args[place]
     with graph.inserting_before(parts[0]):
         made = graph.call_function(aten.flip.default, (places, [0]))
     made.meta = dict(places.meta)
-    parts[0].args = (*parts[0].args[:2], [made], parts[0].args[-1])
+    parts[0].update_arg(place, [made])
 
 
 def _not_into_zeros(graph, parts, total):

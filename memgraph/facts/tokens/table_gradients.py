@@ -63,9 +63,9 @@ def table_gradients(joint: fx.GraphModule) -> tuple[TableGradient, ...]:
             continue
         between: list[str] = []
         total = node.args[-1] if qualified_name(node.target) == _MASKED else node.args[2]
-        while _is_passed_on(total):
+        while (read := _passed_on(total)) is not None:
             between.append(total.name)
-            total = total.args[0]
+            total = read
         parts = sorted(_parts(total), key=place.__getitem__)
         if len(parts) > 1 and _has_more_numbers(total, node):
             names = tuple(part.name for part in parts)
@@ -82,16 +82,21 @@ def puts_into_zeros(node: fx.Node) -> bool:
     return makes_zeros(node.args[0]) and dtype.is_floating_point and dtype.itemsize >= torch.float32.itemsize
 
 
-def _is_passed_on(node: fx.Node) -> bool:
-    """Whether a node is a view of another's value, or the same in no shorter type, and is read once."""
+def _passed_on(node: fx.Node) -> fx.Node | None:
+    """The value that a node, which is read once, is a view of, or has in no shorter type, or with zeros in some places.
+
+    None: it does none of that.
+    """
     if not is_tensor(node) or len(node.users) != 1 or node.op != "call_function" or not node.args:
-        return False
-    if is_view(node):
-        return is_tensor(node.args[0])
-    if qualified_name(node.target) not in _CONVERTS:
-        return False
+        return None
+    name = qualified_name(node.target)
+    if name == "aten::where" and len(node.args) == 3:  # torch 2.11 leaves out what is padding so
+        _, one, other = node.args
+        return other if is_tensor(other) and is_tensor(one) and makes_zeros(one) and _looks_like(other, node) else None
+    if not is_tensor(node.args[0]) or not is_view(node) and name not in _CONVERTS:
+        return None
     old, new = node.args[0].meta["val"].dtype, node.meta["val"].dtype
-    return old.is_floating_point and new.is_floating_point and new.itemsize >= old.itemsize
+    return node.args[0] if old.is_floating_point and new.is_floating_point and new.itemsize >= old.itemsize else None
 
 
 def _parts(total: fx.Node) -> list[fx.Node]:
