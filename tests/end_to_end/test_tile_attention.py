@@ -10,8 +10,9 @@ import torch
 import memgraph
 from memgraph.facts.actions import Tile
 from memgraph.machine.measure import peak_above_start
+from tests.facts.test_scores import Composed
 from tests.support import card_kernels
-from tests.support.attention import Attention, padded, window
+from tests.support.attention import HEADS, WIDTH, Attention, padded, window
 
 pytestmark = [pytest.mark.inductor, pytest.mark.slow]
 LENGTH = 1536
@@ -57,6 +58,24 @@ def test_one_graph_for_all_lengths(name, mask):
             if name == "cpu" and length == LENGTH:
                 assert abs(reports[0].predicted_peak - reports[0].baseline - peak) < 0.02 * peak
     assert all(report is reports[0] for report in reports)  # nothing was compiled again
+
+
+def test_a_bias_of_all_layers_leaves_no_square():
+    """Neither scores nor the gradient of a bias that a table holds are made for all queries, forward or backward."""
+    torch.manual_seed(0)
+    model, x = Composed(layers=2, bias=True, masked=False), torch.randn(1, LENGTH, WIDTH)
+    whole = gradients(model, model, x)
+    torch._dynamo.reset()
+    tile = {"mlp": False, "loss": False, "attention": 8}
+    call = torch.compile(model, backend="memgraph", options={"budget": None, "tile": tile, "cache": False})
+    got, report = gradients(call, model, x), memgraph.report()
+    exact = gradients(model.double(), model, x.double())
+    for true, one, other in zip(exact, whole, got, strict=True):  # eager's sum of a million numbers is 1e-5 off
+        assert (other - true).norm() <= max(1e-6 * true.norm(), (one - true).norm())
+    model.float()
+    peak = peak_above_start(lambda: gradients(call, model, x))
+    assert abs(report.predicted_peak - report.baseline - peak) < 0.02 * peak
+    assert peak < 4 * HEADS * LENGTH**2  # one of them
 
 
 def check(model, x, *, exact: bool) -> None:
