@@ -31,7 +31,8 @@ Summands: TypeAlias = Counter[tuple[Term, tuple[Hashable, ...]]]
 _VIEWS = frozenset(f"aten::{name}" for name in "view _unsafe_view reshape permute squeeze unsqueeze clone".split())
 _CONVERTS = frozenset(("prims::convert_element_type", "aten::_to_copy"))
 _PUTS = frozenset(f"aten::{name}" for name in "index_put _unsafe_index_put _unsafe_masked_index_put_accumulate".split())
-_ZEROS = frozenset(("aten::full", "aten::zeros"))
+# Operators that make one number many times, with its place among the arguments.
+_FILLED = {"aten::full": 1, "aten::scalar_tensor": 0}
 # What stands in the arguments of an operator for the value that it passes on.
 _HERE = "passed on"
 
@@ -101,4 +102,4 @@ def _passed_on(node: fx.Node) -> fx.Node | None:
 
 def _makes_zeros(node: fx.Node) -> bool:
     name = name_of(node.target) if isinstance(node, fx.Node) and node.op == "call_function" else ""
-    return name in _ZEROS and (name == "aten::zeros" or node.args[1] == 0)
+    return name == "aten::zeros" or name in _FILLED and node.args[_FILLED[name]] == 0

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from memgraph.backend.table_gradients import TableGradients
 from memgraph.base.errors import VerifyError
+from memgraph.facts.tokens import table_gradients as facts
 from memgraph.facts.tokens.states import PARTIAL
 from memgraph.facts.tokens.table_gradients import table_gradients
 from memgraph.passes import graphs
 from memgraph.passes.apart import apart
+from memgraph.verify import apart as verifier
 from memgraph.verify.apart import verify_apart
 from tests.facts.test_scores import FAR, LENGTH, Composed, Joint, joint_of, squares
 from tests.support import tiles
@@ -166,6 +168,12 @@ def _twice_the_same(graph, put, added, total):
 @pytest.mark.parametrize("edit", [_from_ones, _read_twice, _weighted, _twice_the_same])
 def test_what_is_no_sum_that_the_table_alone_reads_is_left(edit):
     assert not edited(edit)
+
+
+def test_the_verifier_lets_sums_through_what_is_found_behind():
+    """Else a rewrite that is right would be taken for a bug."""
+    looked_for = facts._VIEWS | facts._CONVERTS | facts._PUTS | {facts._MASKED}
+    assert looked_for <= verifier._VIEWS | verifier._CONVERTS | verifier._PUTS
 
 
 # --- the verifier: one small edit of a rewritten graph each --------------------------------------------------------

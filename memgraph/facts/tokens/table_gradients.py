@@ -23,10 +23,11 @@ from memgraph.base import compat
 from memgraph.base.errors import GraphError
 from memgraph.facts.operators import argument, aten_names, qualified_name
 from memgraph.facts.tokens.nodes import is_tensor, makes_zeros, shape_of
-from memgraph.facts.views import is_view
 
 _MASKED = "aten::_unsafe_masked_index_put_accumulate"
 _PUTS = aten_names("index_put _unsafe_index_put")
+# What the verifier lets sums pass through, too (verify/apart.py).
+_VIEWS = aten_names("view _unsafe_view reshape permute squeeze unsqueeze")
 _CONVERTS = frozenset(("prims::convert_element_type",)) | aten_names("_to_copy clone")
 
 
@@ -93,7 +94,7 @@ def _passed_on(node: fx.Node) -> fx.Node | None:
     if name == "aten::where" and len(node.args) == 3:  # torch 2.11 leaves out what is padding so
         _, one, other = node.args
         return other if is_tensor(other) and is_tensor(one) and makes_zeros(one) and _looks_like(other, node) else None
-    if not is_tensor(node.args[0]) or not is_view(node) and name not in _CONVERTS:
+    if not is_tensor(node.args[0]) or name not in _VIEWS | _CONVERTS:
         return None
     old, new = node.args[0].meta["val"].dtype, node.meta["val"].dtype
     return node.args[0] if old.is_floating_point and new.is_floating_point and new.itemsize >= old.itemsize else None
