@@ -26,9 +26,9 @@ class TableGradients:
         return self._with(self.found)
 
     def of(self, regions: Iterable[TokenRegion]) -> Joint:
-        """The graph in which those are to which some regions of the graph with all of them add a part."""
+        """The graph in which those are of which some regions of the graph with all of them make a part, or begin to."""
         inside = {name for region in regions for name in region.backward}
-        return self._with(tuple(gradient for gradient in self.found if not inside.isdisjoint(gradient.puts)))
+        return self._with(tuple(gradient for gradient in self.found if not inside.isdisjoint(gradient.made)))
 
     def _with(self, gradients: tuple[TableGradient, ...]) -> Joint:
         if gradients not in self._made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -100,6 +101,9 @@ def test_only_the_tables_that_some_tiles_add_to_are_made_so():
     regions = Joint(tables.all.module, biased().data).regions
     assert tables.of(()) is joint
     assert tables.of(regions[:1]) is tables.of(regions) is tables.all
+    (gradient,) = tables.found
+    begun = dataclasses.replace(regions[0], backward=(f"{gradient.between[0]}_of_{gradient.parts[0]}",))
+    assert tables.of([begun]) is tables.all  # the graph that came has no such node
     assert TableGradients(joint, verify=True, wanted=False).all is joint
 
 

@@ -49,6 +49,11 @@ class TableGradient:
         """The operators that add up the entries of the parts, by name, where each part has its own."""
         return tuple(part_name(self.put, part) for part in self.parts)
 
+    @property
+    def made(self) -> frozenset[str]:
+        """All operators that one of the parts has of its own then, by name."""
+        return frozenset(part_name(name, part) for name in (*self.between, self.put) for part in self.parts)
+
 
 def part_name(name: str, part: str) -> str:
     """The name of the operator that does for one part what another one, by its name, does for the sum."""
