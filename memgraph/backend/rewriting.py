@@ -16,7 +16,6 @@ from torch import fx
 
 from memgraph.base import compat
 from memgraph.base.errors import VerifyError
-from memgraph.passes.apart import apart
 from memgraph.passes.graphs import Captured, Graphs, Joint, Pass, Rewritten, Split, TilePlan
 from memgraph.planner.decisions import Refusal
 from memgraph.verify.apart import verify_apart
@@ -81,18 +80,24 @@ def check_joint(before: Joint, after: Joint, pass_name: str) -> None:
 
 
 def check_tiles(plan: TilePlan, tried: set[str]) -> Check:
-    """Holds a tiled joint graph against the one before; tiles are run on small data, tables' gradients are not.
+    """Holds a tiled joint graph against the one before; tiles are run on small data.
 
     tried: what was run before, and is not run again; what is run is added.  The check raises TileError, with its
     region, where a tile computes something else.
     """
 
     def check(before: Joint, after: Joint, pass_name: str) -> None:
-        if pass_name == apart.__name__:
-            verify_apart(before.module, after.module, [gradient.put for gradient in plan.apart], pass_name)
-            return
         shards = [(t.region, t.shards) for t in plan.tiles]
         verify_tiles(before.module, after.module, shards, tried, assumed=dict(plan.assumed))
+
+    return check
+
+
+def check_apart(plan: TilePlan) -> Check:
+    """Holds a joint graph in which the plan's gradients of tables are made part by part against the one before."""
+
+    def check(before: Joint, after: Joint, pass_name: str) -> None:
+        verify_apart(before.module, after.module, [gradient.put for gradient in plan.apart], pass_name)
 
     return check
 

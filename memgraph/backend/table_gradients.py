@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memgraph import passes
-from memgraph.backend.rewriting import check_tiles, rewrite
+from memgraph.backend.rewriting import check_apart, rewrite
 from memgraph.facts.tokens.region import TokenRegion
 from memgraph.facts.tokens.table_gradients import TableGradient, table_gradients
 from memgraph.passes.graphs import Joint, TilePlan
@@ -33,6 +33,6 @@ class TableGradients:
     def _with(self, gradients: tuple[TableGradient, ...]) -> Joint:
         if gradients not in self._made:
             plan = TilePlan(apart=gradients)
-            check = check_tiles(plan, set()) if self._verify else None
+            check = check_apart(plan) if self._verify else None
             self._made[gradients] = rewrite(self._made[()], passes.JOINT, plan, check).graphs
         return self._made[gradients]

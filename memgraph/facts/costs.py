@@ -27,13 +27,13 @@ TRANSCENDENTAL = aten_names(
 )
 
 _ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "higher_order::flex_attention")
-# Operators that add numbers to entries by their places, and where among the arguments these numbers stand.
+# Operators that add numbers to entries by their places, with the argument that these numbers are.
 _PUTS = {
-    "aten::index_put": 2,
-    "aten::_unsafe_index_put": 2,
-    "aten::_unsafe_masked_index_put_accumulate": 3,
-    "aten::scatter_add": 3,
-    "aten::index_add": 3,
+    "aten::index_put": "values",
+    "aten::_unsafe_index_put": "values",
+    "aten::_unsafe_masked_index_put_accumulate": "values",
+    "aten::scatter_add": "src",
+    "aten::index_add": "source",
 }
 # Attention of [..., tokens, features]; what these call underneath has other layouts.
 _BY_HEADS = "aten::_scaled_dot_product_"
@@ -150,10 +150,11 @@ def seconds(node: Node, hardware: Hardware) -> float:
 
 def numbers_put(node: Node) -> int:
     """How many numbers an operator adds to entries that places decide."""
-    place = _PUTS.get(qualified_name(node.target))
-    if place is None or argument(node, "accumulate", True) is not True:
+    name = _PUTS.get(qualified_name(node.target))
+    if name is None or argument(node, "accumulate", True) is not True:
         return 0
-    value = node.args[place].meta.get("val") if isinstance(node.args[place], Node) else None
+    added = argument(node, name)
+    value = added.meta.get("val") if isinstance(added, Node) else None
     return logical_bytes(value) // max(1, _element_size(value))
 
 

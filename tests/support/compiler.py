@@ -2,8 +2,8 @@
 
 It links quickly: GNU ld takes a quarter of the time of a kernel, gold a sixth, nearly all of that to read the symbols
 of torch's libraries, which a process that runs a kernel has loaded anyway. So gold links against empty libraries of the
-same names. And it compiles nothing twice in one run: of the kernels of all tests a quarter are equal to others, which
-another worker or a process with caches of its own has compiled.
+same names. And it compiles nothing twice in one run: many kernels of the tests are equal to others, which another
+worker, or a process with caches of its own, has compiled.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def table_gradients(joint: fx.GraphModule) -> tuple[TableGradient, ...]:
         if not puts_into_zeros(node):
             continue
         between: list[str] = []
-        total = node.args[-1] if qualified_name(node.target) == _MASKED else node.args[2]
+        total = argument(node, "values")
         while (read := _passed_on(total)) is not None:
             between.append(total.name)
             total = read
